@@ -1,0 +1,40 @@
+"""Errors that a user can act on; everything else is a bug and keeps its traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedsparseError(Exception):
+    """Base of every error that fedsparse raises on purpose."""
+
+
+class ConfigError(FedsparseError, ValueError):
+    """A wrong name, value or combination that the user wrote; the CLI exits with code 2."""
+
+
+class DataError(FedsparseError):
+    """A data set is missing, unreadable or not what it claims to be; the CLI exits with code 2."""
+
+
+class PayloadError(FedsparseError, ValueError):
+    """A wire frame is malformed, damaged, foreign, or does not fit the receiver's own settings."""
+
+
+class MemoryStoreError(FedsparseError):
+    """An error-memory file is damaged, foreign, or does not fit the model."""
+
+
+class FencedError(MemoryStoreError):
+    """Another process took over this client's error memory; this one must not write any more."""
+
+
+class RunError(FedsparseError):
+    """A run cannot go on (for example: every client failed); the CLI exits with code 1."""
+
+
+def unknown_name(kind: str, name: object, allowed: Iterable[str]) -> ConfigError:
+    """Build the error for an unknown `name`: what was wrong, the nearest valid name, all valid names."""
+    names = sorted(allowed)
+    near = get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"unknown {kind} {name!r}.{hint} Allowed: {', '.join(names)}.")
