@@ -1,0 +1,71 @@
+"""QSGD: unbiased stochastic rounding to s levels of the norm."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsparse.compression.base import Claim, Quantizer, Vector, check_whole, register_quantizer
+
+
+@register_quantizer
+@dataclass(frozen=True)
+class QSGD(Quantizer):
+    """``Q_s(x)_i = ||x||_2 sign(x_i) xi_i`` with xi_i in {l/s, (l+1)/s}, unbiased.
+
+    ``E||x - Q_s(x)||^2 <= beta ||x||^2`` with ``beta = min(k/s^2, sqrt(k)/s)`` (Alistarh et al. 2017, Lemma 3.1;
+    Basu et al. 2019, Definition 1). The norm is that of the k values that were kept.
+
+    Parameters
+    ----------
+    levels : int
+        s, from 1 to 32767.
+    """
+
+    levels: int = 16
+
+    name = "qsgd"
+    summary = "stochastic rounding to s levels of the norm"
+    source = "Alistarh et al. 2017, Lemma 3.1"
+    examples = ("qsgd(levels=16)", "qsgd(levels=1)", "qsgd(levels=1000)")
+
+    def __post_init__(self) -> None:
+        check_whole(self.name, "levels", self.levels, 1, 32_767)
+
+    @property
+    def alphabet(self) -> int | None:
+        return 2 * self.levels + 1
+
+    @property
+    def zero_code(self) -> int:  # type: ignore[override]
+        return self.levels
+
+    def quantize(self, values: Vector, rng: np.random.Generator) -> tuple[NDArray[np.generic], Vector]:
+        norm = np.float32(two_norm(values))
+        position = np.abs(values.astype(np.float64)) * (self.levels / float(norm) if norm else 0.0)
+        level = np.floor(position + rng.random(values.size)).clip(max=self.levels)
+        codes = self.levels + np.copysign(level, values)
+        return codes.astype(self.code_dtype), np.array([norm], dtype=np.float32)
+
+    def dequantize(self, codes: NDArray[np.generic], scales: Vector, k: int) -> Vector:
+        signed = codes.astype(np.float32) - np.float32(self.levels)
+        return signed * np.float32(scales[0] / np.float32(self.levels))
+
+    def claim(self, k: int) -> Claim:
+        return Claim(relative=qsgd_beta(k, self.levels), unbiased=True, random=True)
+
+    def formula_bits(self, k: int) -> float:
+        return float(k * (1 + np.ceil(np.log2(self.levels + 1))) + 32)
+
+
+def qsgd_beta(k: int, levels: int) -> float:
+    """Return beta_{k,s} = min(k/s^2, sqrt(k)/s), the relative variance of QSGD."""
+    return float(min(k / levels**2, np.sqrt(k) / levels))
+
+
+def two_norm(values: Vector) -> float:
+    """Return the Euclidean norm, accumulated in float64; refuse one that float32 cannot hold."""
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    if norm > float(np.finfo(np.float32).max):
+        raise ValueError(f"the norm of the update, {norm:.3g}, is beyond float32: training has diverged.")
+    return norm

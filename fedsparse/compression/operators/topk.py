@@ -1,0 +1,69 @@
+"""Top-k: the k coordinates of largest magnitude."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsparse.compression.base import (
+    Claim,
+    Indices,
+    Sparsifier,
+    Vector,
+    check_number,
+    check_whole,
+    register_sparsifier,
+)
+from fedsparse.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FixedCount(Sparsifier):
+    """What Top-k and Rand-k share: a count k, given as such or as a density k/d."""
+
+    density: float | None = None
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.density is None) == (self.k is None):
+            raise ConfigError(f"{self.name} needs exactly one of density (kept fraction) and k (kept count).")
+        if self.density is not None:
+            check_number(self.name, "density", self.density, 0.0, 1.0, open_low=True)
+        else:
+            check_whole(self.name, "k", self.k, 1)
+
+    def max_kept(self, d: int) -> int:
+        """Return k: at least one coordinate of a non-empty vector, at most all."""
+        k = self.k if self.k is not None else round((self.density or 0.0) * d)
+        return min(d, max(1, k))
+
+    def claim(self, d: int) -> Claim:
+        return Claim(relative=1.0 - self.max_kept(d) / max(d, 1))
+
+
+@register_sparsifier
+@dataclass(frozen=True)
+class TopK(FixedCount):
+    """Keep the k largest magnitudes; ties go to the lower position, zeros are never sent.
+
+    ``||x - C(x)||^2 <= (1 - k/d) ||x||^2`` for every x (Stich et al. 2018, Lemma A.1).
+    """
+
+    name = "topk"
+    summary = "the k largest magnitudes"
+    source = "Stich et al. 2018, eq. (4)"
+    examples = ("topk(density=0.01)", "topk(k=1)", "topk(density=1.0)")
+
+    def select(self, x: Vector, rng: np.random.Generator) -> Indices | None:
+        k = self.max_kept(x.size)
+        magnitude = np.abs(x)
+        if k >= x.size:
+            return np.flatnonzero(magnitude)
+        # A partition by value, not by argument: half the time, and the choice among ties is ours.
+        threshold = np.partition(magnitude, x.size - k)[x.size - k]
+        if threshold == 0.0:
+            return np.flatnonzero(magnitude)
+        kept = np.flatnonzero(magnitude >= threshold)
+        if kept.size > k:
+            tied = np.flatnonzero(magnitude[kept] == threshold)
+            kept = np.delete(kept, tied[k - kept.size :])
+        return kept

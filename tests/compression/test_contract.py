@@ -1,0 +1,195 @@
+"""The one table that every registered operator runs through."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedsparse.compression import QUANTIZERS, SPARSIFIERS, Compressed, Compressor, decode, encode
+from fedsparse.errors import ConfigError
+
+SPARSE = [spec for cls in SPARSIFIERS.values() for spec in cls.examples]
+QUANT = [spec for cls in QUANTIZERS.values() for spec in cls.examples]
+FLAT = SPARSE + [f"none|{q}" for q in QUANT] + [f"{cls.examples[0]}|{q}" for cls in SPARSIFIERS.values() for q in QUANT]
+ALL = sorted({*FLAT, *(f"piecewise({spec})" for spec in FLAT)})
+
+finite = st.floats(-1e6, 1e6, width=32)
+vectors = hnp.arrays(np.float32, st.integers(0, 300), elements=st.one_of(finite, st.just(0.0), st.sampled_from([1.0, -1.0])))
+
+
+def bounds_of(d: int, cuts: list[float]) -> np.ndarray:
+    return np.array([0, *sorted(int(c * d) for c in cuts), d], dtype=np.int64)
+
+
+cuts = st.lists(st.floats(0, 1), max_size=3)
+
+
+def same(a: Compressed, b: Compressed) -> bool:
+    indices = (a.indices is None) == (b.indices is None) and (a.indices is None or np.array_equal(a.indices, b.indices))
+    return indices and a.d == b.d and a.values.tobytes() == b.values.tobytes() and np.array_equal(a.codes, b.codes)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_spec_round_trips(spec):
+    compressor = Compressor.from_spec(spec)
+    assert Compressor.from_spec(compressor.spec) == compressor
+    assert Compressor.from_spec(compressor.spec).spec == compressor.spec
+
+
+@pytest.mark.parametrize("spec", ALL)
+@settings(max_examples=25, deadline=None)
+@given(x=vectors, where=cuts, seed=st.integers(0, 2**64 - 1))
+def test_bytes_conservation_determinism(spec, x, where, seed):
+    """Frame round trip is exact; p = C(p) + e; the same seed gives the same bits; inputs stay untouched."""
+    compressor, bounds, before = Compressor.from_spec(spec), bounds_of(x.size, where), x.copy()
+    sent = compressor.compress(x, seed, bounds)
+    assert x.tobytes() == before.tobytes()
+    assert sent.d == x.size
+    assert sent.values.dtype == np.float32
+    if sent.indices is not None:
+        assert sent.indices.dtype == np.int64
+        assert np.all(np.diff(sent.indices) > 0)
+        assert sent.indices.size == sent.values.size
+        assert sent.indices.size == 0 or (sent.indices[0] >= 0 and sent.indices[-1] < x.size)
+    frame = encode(sent, compressor, update_id=seed)
+    assert same(decode(frame, compressor, x.size, bounds=bounds, update_id=seed), sent)
+    assert encode(compressor.compress(x, seed, bounds), compressor, update_id=seed) == frame
+
+    residual = np.full_like(x, -0.0)  # the identity of addition: 0.0 would turn -0.0 into 0.0
+    again = compressor.compress_with_memory(x, residual, seed, bounds)
+    assert same(again, sent)
+    assert x.tobytes() == before.tobytes()
+    rounding = 1.2e-7 * max(np.abs(x).max(initial=0), np.abs(sent.values).max(initial=0)) + 1e-45
+    gap = again.to_dense().astype(np.float64) + residual - x
+    assert np.abs(gap).max(initial=0) <= rounding, "update mass was lost"
+    accumulator = np.zeros(x.size, dtype=np.float64)
+    sent.add_to(accumulator, 0.5)
+    np.testing.assert_allclose(accumulator, 0.5 * sent.to_dense().astype(np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ALL)
+@settings(max_examples=10, deadline=None)
+@given(x=hnp.arrays(np.float32, st.integers(1, 60), elements=finite), where=cuts)
+def test_claimed_bound_holds(spec, x, where):
+    """``E||x - C(x)||^2 <= absolute + relative ||x||^2`` on every input: exactly, or on average over many draws."""
+    compressor, bounds = Compressor.from_spec(spec), bounds_of(x.size, where)
+    claim = compressor.claim(x.size, bounds)
+    draws = 1 if not claim.random else 60
+    errors = []
+    for seed in range(draws):
+        error = compressor.compress(x, seed, bounds).to_dense().astype(np.float64) - x
+        errors.append(float(error @ error))
+    norm2 = float(x.astype(np.float64) @ x)
+    # For a random operator: five standard errors of the mean above the claim, and float32 rounding.
+    slack = 5 * np.std(errors) / np.sqrt(draws) + 1e-6 * norm2 + 1e-30
+    assert np.mean(errors) <= claim.absolute + claim.relative * norm2 + slack
+
+
+@pytest.mark.parametrize("spec", [s for s in FLAT if Compressor.from_spec(s).claim(40).unbiased])
+def test_unbiased_operators_are_unbiased(spec):
+    x = np.random.default_rng(1).standard_normal(40).astype(np.float32)
+    compressor = Compressor.from_spec(spec)
+    draws = np.stack([compressor.compress(x, seed).to_dense() for seed in range(4000)]).astype(np.float64)
+    standard_error = draws.std(axis=0) / np.sqrt(len(draws))
+    assert np.all(np.abs(draws.mean(axis=0) - x) <= 5 * standard_error + 1e-6)
+
+
+@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros(0, np.float32),
+        np.zeros(50, np.float32),
+        np.array([3.0], np.float32),
+        np.ones(64, np.float32),
+        np.array([0.0, -0.0, 1e-45, -1e-45, 1e-38], np.float32),
+        np.array([3e37, -3e37, 1.0], np.float32),
+    ],
+    ids=["empty", "zeros", "one", "ties", "denormal", "huge"],
+)
+def test_odd_inputs(spec, x):
+    compressor, bounds = Compressor.from_spec(spec), np.array([0, x.size // 2, x.size])
+    sent = compressor.compress(x, 7, bounds)
+    assert np.isfinite(sent.values).all()
+    assert same(decode(encode(sent, compressor), compressor, x.size, bounds=bounds), sent)
+
+
+@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_not_finite_is_refused(spec, bad):
+    x = np.ones(100, np.float32)
+    x[41] = bad
+    residual = np.ones(100, np.float32)
+    compressor = Compressor.from_spec(spec)
+    with pytest.raises(ValueError, match="position 41"):
+        compressor.compress(x, 0, np.array([0, 100]))
+    with pytest.raises(ValueError, match="position 41"):
+        compressor.compress_with_memory(x, residual, 0, np.array([0, 100]))
+    assert np.array_equal(residual, np.ones(100, np.float32)), "a refused update must not touch the memory"
+
+
+@pytest.mark.parametrize("spec", FLAT)
+def test_other_layouts_and_types_mean_the_same(spec):
+    base = np.random.default_rng(0).standard_normal((50, 2)).astype(np.float32)
+    compressor = Compressor.from_spec(spec)
+    wanted = compressor.compress(np.ascontiguousarray(base[:, 0]), 3)
+    assert same(compressor.compress(base[:, 0], 3), wanted)
+    assert same(compressor.compress(base[:, 0].astype(np.float64), 3), wanted)
+    assert same(compressor.compress(base[:, 0].astype(">f4"), 3), wanted)
+
+
+def test_wrong_shapes_and_types_are_refused():
+    compressor = Compressor.from_spec("topk(k=1)")
+    for bad in (np.ones((2, 2), np.float32), np.array(["a"]), np.array([1j]), np.array([None])):
+        with pytest.raises(ValueError, match="an update"):
+            compressor.compress(bad, 0)
+    with pytest.raises(ValueError, match="residual"):
+        compressor.compress_with_memory(np.ones(3, np.float32), np.zeros(4, np.float32), 0)
+    with pytest.raises(ConfigError, match="boundaries"):
+        Compressor.from_spec("piecewise(topk(k=1))").compress(np.ones(3, np.float32), 0, np.array([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("topkk(density=0.1)", "Did you mean 'topk'"),
+        ("topk(densty=0.1)", "Did you mean 'density'"),
+        ("topk", "exactly one of density"),
+        ("topk(density=0.1, k=3)", "exactly one of density"),
+        ("topk(density=0)", r"\(0, 1\]"),
+        ("topk(density=1.5)", r"\(0, 1\]"),
+        ("topk(k=0)", "at least 1"),
+        ("topk(k=1.5)", "whole number"),
+        ("hard_threshold", "needs lam"),
+        ("hard_threshold(lam=0)", r"\(0, inf\)"),
+        ("hard_threshold(lam=-1)", r"\(0, inf\)"),
+        ('hard_threshold(lam="x")', "must be a number"),
+        ("topk(k=1)|topk(k=1)", "one sparsifier"),
+        ("sign|topk(k=1)", "one sparsifier"),
+        ("topk(k=1)|sign|sign", "one sparsifier"),
+        ("topk(k=1)|qsgd(levels=0)", "from 1 to 32767"),
+        ("none|sign(levels=2)", "takes no options"),
+        ("topk(k=1)|piecewise(sign)", "outermost"),
+        ("piecewise(piecewise(sign))", "outermost"),
+        ("", "expected a name"),
+        ("topk(", "topk"),
+    ],
+)
+def test_bad_specs_are_explained(spec, words):
+    with pytest.raises(ConfigError, match=words):
+        Compressor.from_spec(spec)
+
+
+def test_error_feedback_over_rounds_loses_nothing():
+    """After T rounds: sum of what was sent + e_T == sum of all updates."""
+    for spec in FLAT:
+        rng = np.random.default_rng(5)
+        compressor, residual = Compressor.from_spec(spec), np.zeros(200, np.float32)
+        updates, sent = np.zeros(200), np.zeros(200)
+        for round_ in range(30):
+            update = rng.standard_normal(200).astype(np.float32) * 0.1
+            updates += update
+            compressor.compress_with_memory(update, residual, round_).add_to(sent)
+        scale = max(1.0, float(np.abs(residual).max()), float(np.abs(sent).max()))
+        np.testing.assert_allclose(sent + residual, updates, atol=3e-5 * scale, err_msg=spec)

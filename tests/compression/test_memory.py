@@ -1,0 +1,247 @@
+"""Error memory as a transaction: whatever fails, in whatever order, no update mass is lost or counted twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsparse.compression import Compressor, FencedError, MemoryStore, MemoryStoreError, decode, encode
+
+D = 24
+
+
+class Crash(Exception):
+    """The client dies here."""
+
+
+class Server:
+    """The server's half of the contract: accept each id once, only as the answer to the latest question."""
+
+    def __init__(self, spec: str) -> None:
+        self.compressor = Compressor.from_spec(spec)
+        self.accepted_mass = np.zeros(D)
+        self.accepted: int | None = None
+        self.asked = 0
+
+    def ask(self) -> tuple[int, int | None]:
+        self.asked += 1
+        return self.asked, self.accepted
+
+    def receive(self, frame: bytes, update_id: int) -> None:
+        if update_id != self.asked or update_id == self.accepted:
+            return
+        decode(frame, self.compressor, D, update_id=update_id).add_to(self.accepted_mass)
+        self.accepted = update_id
+
+
+class Client:
+    def __init__(self, store: MemoryStore, spec: str) -> None:
+        self.store, self.compressor = store, Compressor.from_spec(spec)
+        self.trained = np.zeros(D)  # sum of the updates that reached the store
+
+    def handle(self, update_id: int, ack: int | None, update: np.ndarray, crash: str) -> bytes:
+        if crash == "before":
+            raise Crash
+        turn = self.store.begin("0", D, update_id, ack)
+        if turn.resend is not None:
+            assert turn.resend.update_id == update_id
+            return turn.resend.frame
+        if crash == "training":
+            raise Crash
+        sent = self.compressor.compress_with_memory(update, turn.residual, update_id)
+        frame = encode(sent, self.compressor, update_id)
+        if crash == "compressed":
+            raise Crash
+        turn.commit(frame)
+        self.trained += update
+        if crash == "stored":
+            raise Crash
+        return frame
+
+
+step = st.tuples(
+    st.sampled_from(["", "", "", "before", "training", "compressed", "stored"]),  # where the client dies
+    st.sampled_from(["deliver", "deliver", "drop", "delay", "twice"]),  # what the network does to the reply
+    st.booleans(),  # whether the server asks the same question again (a retried task)
+    st.integers(0, 2**31),
+)
+
+
+@pytest.mark.parametrize("spec", ["topk(k=3)", "hard_threshold(lam=0.5)|qsgd(levels=4)", "randk(k=5)|sign", "none|sign"])
+@settings(max_examples=150, deadline=None)
+@given(schedule=st.lists(step, min_size=1, max_size=25))
+def test_mass_is_conserved_under_every_schedule(tmp_path_factory, spec, schedule):
+    store = MemoryStore(tmp_path_factory.mktemp("memory"), "run")
+    server, client, late = Server(spec), Client(store, spec), []
+    for crash, network, again, seed in schedule:
+        update = np.random.default_rng(seed).standard_normal(D).astype(np.float32)
+        update_id, ack = server.ask()
+        for attempt in range(1 + again):
+            try:
+                frame = client.handle(update_id, ack, update, crash if attempt == 0 else "")
+            except Crash:
+                continue
+            if network == "delay":
+                late.append((frame, update_id))
+            elif network != "drop":
+                for _ in range(2 if network == "twice" else 1):
+                    server.receive(frame, update_id)
+        for frame, old_id in late:  # what was held back arrives now, out of order
+            server.receive(frame, old_id)
+        late = [item for item in late if item[1] == update_id][:1]
+
+        residual, pending = store.read("0", D)
+        waiting = np.zeros(D)
+        if pending is not None and pending.update_id != server.accepted:
+            decode(pending.frame, client.compressor, D).add_to(waiting)
+        np.testing.assert_allclose(server.accepted_mass + residual + waiting, client.trained, atol=1e-4)
+
+
+def committed(store: MemoryStore, client: str = "c", value: float = 2.0, update_id: int = 1) -> bytes:
+    compressor = Compressor.from_spec("topk(k=1)")
+    turn = store.begin(client, D, update_id)
+    frame = encode(compressor.compress_with_memory(np.full(D, value, np.float32), turn.residual, 0), compressor, update_id)
+    turn.commit(frame, b"metrics")
+    return frame
+
+
+def test_the_same_question_gets_the_same_answer(tmp_path):
+    store = MemoryStore(tmp_path, "run")
+    frame = committed(store)
+    turn = store.begin("c", D, 1)
+    assert turn.resend is not None
+    assert (turn.resend.frame, turn.resend.attachment) == (frame, b"metrics")
+
+
+def test_not_accepted_mass_returns_once(tmp_path):
+    store = MemoryStore(tmp_path, "run")
+    committed(store)
+    for _ in range(3):  # asking again and again must not add it again and again
+        turn = store.begin("c", D, 2, acknowledged=None)
+        assert turn.restored
+        np.testing.assert_array_equal(turn.residual, np.full(D, 2.0, np.float32))
+    assert store.begin("c", D, 2, acknowledged=1).residual.sum() == 2.0 * (D - 1)
+
+
+def test_an_orphan_is_fenced_off(tmp_path):
+    store = MemoryStore(tmp_path, "run")
+    orphan = store.begin("c", D, 1)
+    successor = MemoryStore(tmp_path, "run").begin("c", D, 1)
+    successor.commit(b"")
+    with pytest.raises(FencedError, match="took over"):
+        orphan.commit(b"")
+
+
+@pytest.mark.parametrize("client", ["0", "../../etc/passwd", "node 7/ü", "." * 3])
+def test_any_client_name_stays_inside_the_folder(tmp_path, client):
+    store = MemoryStore(tmp_path / "memory", "run")
+    committed(store, client)
+    assert store.clients() == [client]
+    assert [p.parent for p in tmp_path.rglob("*.memory")] == [tmp_path / "memory"]
+
+
+def damage_flip(raw: bytes) -> bytes:
+    return raw[:100] + bytes([raw[100] ^ 1]) + raw[101:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_flip, "checksum"),
+        (lambda raw: raw[:-1], "should have"),
+        (lambda raw: raw[:10], "no error memory"),
+        (lambda raw: b"", "no error memory"),
+        (lambda raw: b"FSMEM\x00" + raw[6:], "no error memory of this version"),
+        (lambda raw: raw + b"x", "should have"),
+    ],
+)
+def test_damage_is_an_error_or_a_reported_reset(tmp_path, damage, words):
+    store = MemoryStore(tmp_path, "run")
+    committed(store)
+    store.path("c").write_bytes(damage(store.path("c").read_bytes()))
+    with pytest.raises(MemoryStoreError, match=words) as caught:
+        store.begin("c", D, 2)
+    assert "Delete" in str(caught.value)
+    turn = MemoryStore(tmp_path, "run", on_damage="reset").begin("c", D, 2)
+    assert words in turn.reset_reason
+    assert not turn.residual.any()
+    assert store.path("c").with_suffix(".damaged").exists()
+
+
+def test_foreign_memory_is_refused(tmp_path):
+    committed(MemoryStore(tmp_path, "run"))
+    with pytest.raises(MemoryStoreError, match="belongs to client 'c' of run 'run'"):
+        MemoryStore(tmp_path, "other run").begin("c", D, 2)
+    with pytest.raises(MemoryStoreError, match=f"model of {D} parameters, this one has 7"):
+        MemoryStore(tmp_path, "run").begin("c", 7, 2)
+    os.rename(tmp_path / "c.memory", tmp_path / "x.memory")
+    with pytest.raises(MemoryStoreError, match="expected client 'x'"):
+        MemoryStore(tmp_path, "run").begin("x", D, 2)
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
+    """A file-size limit of the process is a disk that fills up in the middle of a commit."""
+    store = MemoryStore(tmp_path, "run")
+    committed(store)
+    before = store.path("c").read_bytes()
+    program = (
+        "import resource, signal, sys, numpy as np\n"
+        "from fedsparse.compression import MemoryStore, MemoryStoreError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"store = MemoryStore(sys.argv[1], 'run'); turn = store.begin('c', {D}, 2)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))\n"
+        "try: turn.commit(b'frame')\n"
+        "except MemoryStoreError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "What was stored before is intact" in done.stdout
+    assert store.path("c").read_bytes() == before
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_kill_9_at_any_moment_leaves_a_valid_memory(tmp_path):
+    """A process that commits without pause is killed; what it leaves is the memory after some whole commit."""
+    program = (
+        "import sys, numpy as np\n"
+        "from fedsparse.compression import MemoryStore\n"
+        "store = MemoryStore(sys.argv[1], 'run'); i = 0\n"
+        "while True:\n"
+        "    i += 1; turn = store.begin(sys.argv[2], 200_000, i, i - 1)\n"
+        "    turn.residual[:] = i; turn.commit(b'')\n"
+        "    print(i, flush=True)\n"
+    )
+    store = MemoryStore(tmp_path, "run")
+    for trial in range(5):
+        command = [sys.executable, "-c", program, str(tmp_path), str(trial)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for _ in range(3 + 7 * trial):
+            last = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        last = max([last, *map(int, process.stdout.read().split())])
+        process.wait()
+        process.stdout.close()
+        residual, pending = store.read(str(trial), 200_000)
+        assert pending.update_id in (last, last + 1)
+        assert (residual == pending.update_id).all()
+
+
+def test_many_threads_and_clients_do_not_disturb_each_other(tmp_path):
+    store = MemoryStore(tmp_path, "run")
+    threads = [threading.Thread(target=committed, args=(store, str(c), float(c))) for c in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [store.read(str(c), D)[0].max() for c in range(16)] == [float(c) for c in range(16)]
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MemoryStoreError, match="cannot create"):
+        MemoryStore(tmp_path / "file" / "memory", "run")
