@@ -32,6 +32,10 @@ class RunError(FedsparseError):
     """A run cannot go on (for example: every client failed); the CLI exits with code 1."""
 
 
+class AllClientsFailed(RunError):
+    """No client of a round gave a usable update; names the first cause."""
+
+
 def unknown_name(kind: str, name: object, allowed: Iterable[str]) -> ConfigError:
     """Build the error for an unknown `name`: what was wrong, the nearest valid name, all valid names."""
     names = sorted(allowed)

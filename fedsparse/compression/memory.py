@@ -83,14 +83,14 @@ class Transaction:
 
 
 class MemoryStore:
-    """A folder with one file per client.
+    """A folder with one file per client of a training run.
 
     Parameters
     ----------
     directory : path
         Created where missing; shared by all processes of the machine.
     run : str
-        Name of the training run. A file of another run is foreign.
+        Name of the training run, which has its own folder inside.
     durable : bool
         Wait for the disk at every commit (a device that may lose power) or not (a simulation).
     on_damage : {"raise", "reset"}
@@ -106,7 +106,9 @@ class MemoryStore:
         durable: bool = False,
         on_damage: Literal["raise", "reset"] = "raise",
     ) -> None:
-        self.directory, self.run, self.durable, self.on_damage = Path(directory), run, durable, on_damage
+        # A folder for each run: a device takes part in one training after the other, or in two at once.
+        self.directory = Path(directory) / quote(run, safe="")
+        self.run, self.durable, self.on_damage = run, durable, on_damage
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

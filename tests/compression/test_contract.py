@@ -15,7 +15,9 @@ FLAT = SPARSE + [f"none|{q}" for q in QUANT] + [f"{cls.examples[0]}|{q}" for cls
 ALL = sorted({*FLAT, *(f"piecewise({spec})" for spec in FLAT)})
 
 finite = st.floats(-1e6, 1e6, width=32)
-vectors = hnp.arrays(np.float32, st.integers(0, 300), elements=st.one_of(finite, st.just(0.0), st.sampled_from([1.0, -1.0])))
+vectors = hnp.arrays(
+    np.float32, st.integers(0, 300), elements=st.one_of(finite, st.just(0.0), st.sampled_from([1.0, -1.0]))
+)
 
 
 def bounds_of(d: int, cuts: list[float]) -> np.ndarray:

@@ -73,7 +73,9 @@ step = st.tuples(
 )
 
 
-@pytest.mark.parametrize("spec", ["topk(k=3)", "hard_threshold(lam=0.5)|qsgd(levels=4)", "randk(k=5)|sign", "none|sign"])
+@pytest.mark.parametrize(
+    "spec", ["topk(k=3)", "hard_threshold(lam=0.5)|qsgd(levels=4)", "randk(k=5)|sign", "none|sign"]
+)
 @settings(max_examples=150, deadline=None)
 @given(schedule=st.lists(step, min_size=1, max_size=25))
 def test_mass_is_conserved_under_every_schedule(tmp_path_factory, spec, schedule):
@@ -106,7 +108,9 @@ def test_mass_is_conserved_under_every_schedule(tmp_path_factory, spec, schedule
 def committed(store: MemoryStore, client: str = "c", value: float = 2.0, update_id: int = 1) -> bytes:
     compressor = Compressor.from_spec("topk(k=1)")
     turn = store.begin(client, D, update_id)
-    frame = encode(compressor.compress_with_memory(np.full(D, value, np.float32), turn.residual, 0), compressor, update_id)
+    frame = encode(
+        compressor.compress_with_memory(np.full(D, value, np.float32), turn.residual, 0), compressor, update_id
+    )
     turn.commit(frame, b"metrics")
     return frame
 
@@ -143,7 +147,7 @@ def test_any_client_name_stays_inside_the_folder(tmp_path, client):
     store = MemoryStore(tmp_path / "memory", "run")
     committed(store, client)
     assert store.clients() == [client]
-    assert [p.parent for p in tmp_path.rglob("*.memory")] == [tmp_path / "memory"]
+    assert [p.parent for p in tmp_path.rglob("*.memory")] == [tmp_path / "memory" / "run"]
 
 
 def damage_flip(raw: bytes) -> bytes:
@@ -176,11 +180,14 @@ def test_damage_is_an_error_or_a_reported_reset(tmp_path, damage, words):
 
 def test_foreign_memory_is_refused(tmp_path):
     committed(MemoryStore(tmp_path, "run"))
+    other = MemoryStore(tmp_path, "../other run")
+    assert not other.begin("c", D, 2).residual.any(), "another run has its own memory"
+    os.link(tmp_path / "run" / "c.memory", other.path("c"))
     with pytest.raises(MemoryStoreError, match="belongs to client 'c' of run 'run'"):
-        MemoryStore(tmp_path, "other run").begin("c", D, 2)
+        other.begin("c", D, 2)
     with pytest.raises(MemoryStoreError, match=f"model of {D} parameters, this one has 7"):
         MemoryStore(tmp_path, "run").begin("c", 7, 2)
-    os.rename(tmp_path / "c.memory", tmp_path / "x.memory")
+    os.rename(tmp_path / "run" / "c.memory", tmp_path / "run" / "x.memory")
     with pytest.raises(MemoryStoreError, match="expected client 'x'"):
         MemoryStore(tmp_path, "run").begin("x", D, 2)
 
@@ -202,7 +209,7 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert "What was stored before is intact" in done.stdout
     assert store.path("c").read_bytes() == before
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_kill_9_at_any_moment_leaves_a_valid_memory(tmp_path):

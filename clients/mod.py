@@ -1,0 +1,149 @@
+"""A Flower mod that compresses the replies of any ClientApp, with error memory."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+
+from fedsparse.compression import Compressor, MemoryStore, encode
+from fedsparse.compression.layout import Layout
+from fedsparse.compression.memory import Transaction
+from fedsparse.errors import PayloadError
+from fedsparse.protocol import (
+    EXACT_NAME,
+    EXACT_STYPE,
+    FRAME_NAME,
+    FRAME_STYPE,
+    KEY,
+    Directive,
+    Receipt,
+    from_record,
+    only,
+    to_record,
+    views,
+    without_key,
+)
+from fedsparse.seeding import entropy
+
+log = logging.getLogger(__name__)
+
+
+class CompressionMod:
+    """Compress what a ClientApp's train function returns; put it FIRST in the app's mods.
+
+    The app trains and replies as with plain Flower: one ArrayRecord with the new values under the names of the global
+    model, one MetricRecord. Everything else (which compressor, whose turn, what was accepted) comes from the server's
+    `CompressedStrategy`; to a server without it the reply passes unchanged.
+
+    Parameters
+    ----------
+    memory_dir : path, optional
+        Where the error memory of this machine's clients lives. Default: "memory-dir" of the node's config, then of the
+        run's config, then $FEDSPARSE_MEMORY_DIR, then ~/.local/state/fedsparse/memory.
+    durable : bool, optional
+        Whether a commit waits for the disk. Default: "durable" of the node's config, else False.
+    on_damage : {"raise", "reset"}, optional
+        See `MemoryStore`. Default: "reset" where commits are durable (a device runs unattended), else "raise".
+
+    Examples
+    --------
+    >>> app = ClientApp(mods=[CompressionMod()])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        memory_dir: str | os.PathLike[str] | None = None,
+        *,
+        durable: bool | None = None,
+        on_damage: Literal["raise", "reset"] | None = None,
+    ) -> None:
+        self.memory_dir, self.durable, self.on_damage = memory_dir, durable, on_damage
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Handle one message."""
+        record = message.content.config_records.get(KEY) if message.has_content() else None
+        if record is None or message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
+        directive = from_record(Directive, record)
+        arrays = views(only(message.content.array_records, "ArrayRecord"))
+        layout = Layout.of(arrays, directive.exact.split("\n"), directive.frozen.split("\n"))
+        compressor = Compressor.from_spec(directive.spec)
+        turn = None
+        if directive.memory and not compressor.lossless:
+            ack = directive.ack if directive.ack >= 0 else None
+            turn = self._store(directive, context).begin(
+                directive.client, layout.d, directive.update_id, ack, layout.bounds
+            )
+            if turn.resend is not None:
+                log.info("client %s sends update %d again", directive.client, directive.update_id)
+                return Message(_reopen(turn.resend.frame, turn.resend.attachment), reply_to=message)
+
+        message.content = without_key(message.content)
+        reply = call_next(message, context)
+        if reply.has_error() or not reply.has_content():
+            return reply
+        new = views(only(reply.content.array_records, "ArrayRecord"))
+        if unknown := set(new) - set(arrays):
+            raise PayloadError(f"the app returned arrays that the global model lacks: {', '.join(sorted(unknown))}.")
+        delta = layout.difference(new, arrays)
+        seed = entropy(directive.seed, "compress", directive.server_round, directive.client) & (2**64 - 1)
+        if turn is None:
+            sent = compressor.compress(delta, seed, layout.bounds)
+        else:
+            sent = compressor.compress_with_memory(delta, turn.residual, seed, layout.bounds)
+        frame = encode(sent, compressor, directive.update_id)
+        receipt = _receipt(directive, delta, turn)
+        rest = _rest(reply.content, receipt, layout.pack_exact(new, arrays))
+        if turn is not None:
+            turn.commit(frame, rest.SerializeToString())
+        return Message(_assemble(frame, rest), reply_to=message)
+
+    def _store(self, directive: Directive, context: Context) -> MemoryStore:
+        configs = (context.node_config, context.run_config)
+        chosen = self.memory_dir or next((c["memory-dir"] for c in configs if c.get("memory-dir")), None)
+        default = os.environ.get("FEDSPARSE_MEMORY_DIR") or Path.home() / ".local/state/fedsparse/memory"
+        durable = bool(context.node_config.get("durable", False)) if self.durable is None else self.durable
+        on_damage = self.on_damage or ("reset" if durable else "raise")
+        return MemoryStore(Path(str(chosen or default)), directive.run, durable=durable, on_damage=on_damage)
+
+
+def _receipt(directive: Directive, delta: np.ndarray, turn: Transaction | None) -> Receipt:
+    return Receipt(
+        update_id=directive.update_id,
+        residual_norm=_norm(turn.residual) if turn else 0.0,
+        update_norm=_norm(delta),
+        restored=turn is not None and turn.restored,
+        memory_reset=turn is not None and turn.reset_reason is not None,
+    )
+
+
+def _norm(vector: np.ndarray) -> float:
+    squares = float(np.dot(vector, vector))
+    # float32 squares overflow from 1e19 on and vanish below 1e-19.
+    return float(np.sqrt(squares)) if 1e-30 < squares < 1e38 else float(np.linalg.norm(vector.astype(np.float64)))
+
+
+def _rest(content: RecordDict, receipt: Receipt, exact: bytes) -> RecordDictProto:
+    """Return all of the reply but the frame, in Flower's own serialization: what a second sending repeats."""
+    rest = content.copy()
+    name = next(iter(content.array_records))
+    rest[name] = ArrayRecord({EXACT_NAME: Array("uint8", (len(exact),), EXACT_STYPE, exact)} if exact else {})
+    rest[KEY] = to_record(receipt)
+    return recorddict_to_proto(rest)
+
+
+def _assemble(frame: bytes, rest: RecordDictProto) -> RecordDict:
+    """Put the frame beside the exact arrays, where the app's ArrayRecord was."""
+    content = recorddict_from_proto(rest)
+    only(content.array_records, "ArrayRecord")[FRAME_NAME] = Array("uint8", (len(frame),), FRAME_STYPE, frame)
+    return content
+
+
+def _reopen(frame: bytes, attachment: bytes) -> RecordDict:
+    return _assemble(frame, RecordDictProto.FromString(attachment))

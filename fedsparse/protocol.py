@@ -1,0 +1,174 @@
+"""What clients and server say to each other, beyond Flower's own records.
+
+Server to client, in a train message, a ConfigRecord under `KEY`: the `Directive`. Client to server, in place of
+the app's ArrayRecord: one ArrayRecord with the frame (and the exact arrays, where the model has some), and a
+ConfigRecord under `KEY`: the `Receipt`. The rest of both messages belongs to the user's strategy and app.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from io import BytesIO
+from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fedsparse.compression.layout import DEFAULT_EXACT
+from fedsparse.errors import PayloadError
+
+KEY = "fedsparse"
+JOB_KEY = "job"
+FRAME_STYPE, EXACT_STYPE = "fedsparse.v1", "fedsparse.exact.v1"
+FRAME_NAME, EXACT_NAME = "frame", "exact"
+PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class Directive:
+    """How one client is to compress its next update.
+
+    Parameters
+    ----------
+    run, client : str
+        Names of the run and of the client; together they name the error memory.
+    seed, server_round : int
+        Key the compressor's random draws.
+    spec : str
+        The compressor of this round.
+    update_id : int
+        Id under which the update will be accepted, once.
+    ack : int
+        Id of this client's last accepted update; -1 where there is none.
+    memory : bool
+        Whether what is not sent is remembered.
+    exact, frozen : str
+        Patterns and names as in `Layout.of`, one a line.
+    """
+
+    run: str
+    client: str
+    seed: int
+    server_round: int
+    spec: str
+    update_id: int
+    ack: int = -1
+    memory: bool = True
+    exact: str = "\n".join(DEFAULT_EXACT)
+    frozen: str = ""
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the client says about an update that it sends.
+
+    Parameters
+    ----------
+    update_id : int
+        The id it was asked for.
+    residual_norm : float
+        ``||e||_2`` of the error memory after this update.
+    update_norm : float
+        ``||Delta||_2`` before compression.
+    restored, memory_reset : bool
+        Whether an update that was not accepted went back into the memory; whether a damaged memory restarted from zero.
+    """
+
+    update_id: int
+    residual_norm: float = 0.0
+    update_norm: float = 0.0
+    restored: bool = False
+    memory_reset: bool = False
+    protocol: int = PROTOCOL
+
+
+M = TypeVar("M", Directive, Receipt)
+
+
+def to_record(message: Directive | Receipt) -> ConfigRecord:
+    """Write a directive or a receipt as a ConfigRecord."""
+    return ConfigRecord(asdict(message))
+
+
+def from_record(kind: type[M], record: Mapping[str, Any]) -> M:
+    """Read a directive or a receipt; refuse what another version or a stranger wrote."""
+    if record.get("protocol") != PROTOCOL:
+        raise PayloadError(
+            f"the other side speaks fedsparse protocol {record.get('protocol')!r}, this one {PROTOCOL}: "
+            "update the older side."
+        )
+    for name, hint in get_type_hints(kind).items():
+        if type(record.get(name)) is not hint:
+            raise PayloadError(f"{kind.__name__} field {name!r} must be {hint.__name__}, got {record.get(name)!r}.")
+    return kind(**{item.name: record[item.name] for item in fields(kind)})
+
+
+def unpack_arrays(record: ArrayRecord) -> tuple[bytes, bytes]:
+    """Return a reply's frame and its exact arrays, as bytes."""
+    frame, exact = record.get(FRAME_NAME), record.get(EXACT_NAME)
+    if frame is None or frame.stype != FRAME_STYPE:
+        raise PayloadError(
+            "the reply is not compressed: put CompressionMod() first in the mods of the ClientApp, as in "
+            "ClientApp(mods=[CompressionMod(...)])."
+        )
+    if len(record) > 1 + (exact is not None) or (exact is not None and exact.stype != EXACT_STYPE):
+        raise PayloadError(f"the reply holds unexpected arrays: {', '.join(record)}.")
+    return frame.data, exact.data if exact is not None else b""
+
+
+def array_view(array: Array) -> NDArray[np.generic]:
+    """Return an Array's numbers without copying them: a read-only view of its serialized data.
+
+    Raises
+    ------
+    PayloadError
+        Where the data is no NumPy array in C or Fortran order.
+    """
+    if array.stype != "numpy.ndarray":
+        raise PayloadError(f"an array of type {array.stype!r} cannot be read as numbers.")
+    data = memoryview(array.data)
+    try:
+        stream = BytesIO(bytes(data[:4096]))
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        count = int(np.prod(shape, dtype=np.int64))
+        flat = np.frombuffer(data, dtype=dtype, count=count, offset=stream.tell()) if count else np.empty(0, dtype)
+    except ValueError as error:
+        raise PayloadError(f"an array is damaged: {error}.") from None
+    view = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    view.flags.writeable = False
+    return view
+
+
+def views(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
+    """Return read-only views of all arrays of a record."""
+    return {name: array_view(array) for name, array in record.items()}
+
+
+def only(records: Mapping[str, Any], what: str) -> Any:
+    """Return the single record of a kind that a message must have."""
+    if len(records) != 1:
+        raise PayloadError(f"the message must hold exactly one {what}, it has {len(records)}.")
+    return next(iter(records.values()))
+
+
+def without_key(content: RecordDict) -> RecordDict:
+    """Return a shallow copy of a message's content without our own record."""
+    rest = RecordDict()
+    for name, record in content.items():
+        if name != KEY:
+            rest[name] = record
+    return rest
+
+
+def number_metric(metrics: MetricRecord, key: str) -> float:
+    """Return a metric that must be one finite number."""
+    value = metrics.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise PayloadError(f"the reply's metric {key!r} must be one finite number, got {value!r}.")
+    return float(value)

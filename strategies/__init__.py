@@ -1,0 +1,6 @@
+"""Flower strategies for compressed client updates."""
+
+from strategies.compressed import CompressedStrategy
+from strategies.report import RoundReport
+
+__all__ = ["CompressedStrategy", "RoundReport"]

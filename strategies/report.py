@@ -1,0 +1,61 @@
+"""What one round cost and did."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class RoundReport:
+    """Measured facts of one round; None means not known.
+
+    Parameters
+    ----------
+    cohort, accepted : list of str
+        Clients that were asked, and whose update went into the model.
+    failed : dict
+        Client -> reason, for everyone else.
+    uplink_bytes, downlink_bytes : int
+        Payload bytes received (frames and exact arrays, also of rejected replies) and sent (the model).
+    dense_bytes : int
+        What the accepted updates would have taken uncompressed.
+    uplink_frame_bits_formula : float
+        What the papers' formulas would count for the same updates.
+    nnz : int
+        Coordinates sent, over all accepted updates; `density` is their mean fraction of d.
+    lam : float or None
+        The hard threshold of the round, in units of the model update.
+    train_loss : float or None
+        Mean of the clients' train-loss, weighted like their updates.
+    residual_norm, residual_norm_max : float or None
+        Mean and largest ``||e||_2`` over the accepted clients.
+    total_error : float or None
+        Sum over the rounds so far of the mean ``||e||_2^2`` (Sahu et al. 2021, eq. 7, per client).
+    update_norm : float or None
+        Mean ``||Delta||_2`` before compression.
+    memory_resets, restored : int
+        Clients whose damaged memory restarted from zero; clients that took back an update that was not accepted.
+    """
+
+    server_round: int
+    cohort: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    dense_bytes: int = 0
+    uplink_frame_bits_formula: float = 0.0
+    nnz: int = 0
+    density: float | None = None
+    lam: float | None = None
+    train_loss: float | None = None
+    residual_norm: float | None = None
+    residual_norm_max: float | None = None
+    total_error: float | None = None
+    update_norm: float | None = None
+    memory_resets: int = 0
+    restored: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON values; the round number goes by the name `round`."""
+        values = asdict(self)
+        return {"round": values.pop("server_round"), **values}
