@@ -36,7 +36,7 @@ def decode_indices(method: int, data: memoryview, d: int, k: int) -> Indices:
     if method == BITMAP:
         if len(data) != (d + 7) // 8:
             raise PayloadError(f"a bitmap of d = {d} takes {(d + 7) // 8} bytes, got {len(data)}.")
-        mask = np.unpackbits(np.frombuffer(data, dtype=np.uint8))
+        mask = np.unpackbits(np.frombuffer(data, dtype=np.uint8)).view(np.bool_)
         if mask[d:].any():
             raise PayloadError("the bitmap marks positions beyond d.")
         indices = np.flatnonzero(mask[:d])
@@ -129,7 +129,7 @@ def _rice_decode(data: memoryview, d: int, k: int) -> NDArray[np.int64]:
     # A valid code has at most k + d / 2^b unary bits, so nothing larger is ever expanded.
     if b > 62 or start > len(data) or len(data) - start > (k + (d >> b) + 7) // 8:
         raise PayloadError("the Rice-coded positions do not fit their header.")
-    ends = np.flatnonzero(np.unpackbits(np.frombuffer(data[start:], dtype=np.uint8)))
+    ends = np.flatnonzero(np.unpackbits(np.frombuffer(data[start:], dtype=np.uint8)).view(np.bool_))
     if ends.size != k:
         raise PayloadError(f"the frame codes {ends.size} positions, the header says {k}.")
     quotients = np.diff(ends, prepend=-1) - 1

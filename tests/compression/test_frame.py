@@ -131,9 +131,9 @@ def test_what_does_not_fit_the_receiver_is_named():
     topk = Compressor.from_spec("topk(k=3)")
     frame = encode(topk.compress(X, 0), topk, update_id=5)
     for args, words in [
-        (dict(compressor=topk, d=9), "length 8, the model has 9"),
-        (dict(compressor=Compressor.from_spec("topk(k=2)"), d=8), r"made by 'topk\(k=3\)', expected 'topk\(k=2\)'"),
-        (dict(compressor=topk, d=8, update_id=6), "carries update 5, expected update 6"),
+        ({"compressor": topk, "d": 9}, "length 8, the model has 9"),
+        ({"compressor": Compressor.from_spec("topk(k=2)"), "d": 8}, r"made by 'topk\(k=3\)', expected 'topk\(k=2\)'"),
+        ({"compressor": topk, "d": 8, "update_id": 6}, "carries update 5, expected update 6"),
     ]:
         with pytest.raises(PayloadError, match=words):
             decode(frame, **args)

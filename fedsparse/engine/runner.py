@@ -1,0 +1,103 @@
+"""Run one message through a ClientApp: the part that all engines share, whatever process it runs in."""
+
+import logging
+import pickle
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from ._flwr import APP_RAISED, RUN_ID, ensure_identity, rebuild_message
+from .transport import Packed, pack, unpack
+
+log = logging.getLogger("fedsparse.engine")
+
+
+class Job(NamedTuple):
+    """One message for one client, as plain values.
+
+    Parameters
+    ----------
+    client : int
+        Number of the client.
+    fields : tuple
+        The message's metadata, see `_flwr.message_fields`.
+    content : list
+        The packed content.
+    state : bytes, optional
+        The client's pickled Context.state; None where it is empty.
+    """
+
+    client: int
+    fields: tuple[Any, ...]
+    content: Packed
+    state: bytes | None
+
+
+class Outcome(NamedTuple):
+    """What came of a `Job`: either the packed reply, or an error's code and reason.
+
+    `state` is the new Context.state, or the old one where the client raised.
+    """
+
+    content: Packed | None
+    created_at: float
+    ttl: float
+    code: int
+    reason: str
+    state: bytes | None
+
+
+class Runner:
+    """A ClientApp with what its Contexts need.
+
+    Parameters
+    ----------
+    app : ClientApp
+        The app.
+    num_clients : int
+        Number of clients of the run.
+    run_config, node_config : mapping
+        As in `BaseGrid`.
+    """
+
+    def __init__(
+        self, app: ClientApp, num_clients: int, run_config: Mapping[str, Any], node_config: Mapping[str, Any]
+    ) -> None:
+        ensure_identity(RUN_ID)
+        self.app, self.num_clients = app, num_clients
+        self.run_config, self.node_config = run_config, node_config
+
+    def run(self, job: Job, shared: Any = None) -> Outcome:
+        """Answer one message; `shared` finds the arrays that are not in it (see `transport.unpack`)."""
+        try:
+            message = rebuild_message(job.fields, unpack(job.content, shared))
+            context = self._context(job, message)
+            answer = self.app(message, context)
+            _check_reply(answer, message)
+            state = pickle.dumps(context.state, protocol=5) if context.state else None
+            sent = answer.metadata.created_at, answer.metadata.ttl
+            if answer.has_error():
+                return Outcome(None, *sent, answer.error.code, str(answer.error.reason), state)
+            return Outcome(pack(answer.content), *sent, 0, "", state)
+        except (Exception, SystemExit) as error:
+            log.debug("client %d raised", job.client, exc_info=True)
+            return Outcome(None, time.time(), 0.0, APP_RAISED, f"{type(error).__name__}: {error}", job.state)
+
+    def _context(self, job: Job, message: Message) -> Context:
+        return Context(
+            run_id=message.metadata.run_id,
+            node_id=message.metadata.dst_node_id,
+            node_config={**self.node_config, "partition-id": job.client, "num-partitions": self.num_clients},
+            state=RecordDict() if job.state is None else pickle.loads(job.state),
+            run_config=dict(self.run_config),
+        )
+
+
+def _check_reply(answer: Any, message: Message) -> None:
+    if not isinstance(answer, Message):
+        raise TypeError(f"the ClientApp returned a {type(answer).__name__}, not a Message.")
+    if answer.metadata.reply_to_message_id != message.metadata.message_id:
+        raise ValueError("the ClientApp returned a Message that is no reply: use Message(content, reply_to=message).")

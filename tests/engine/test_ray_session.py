@@ -1,0 +1,108 @@
+"""A Ray instance of our own comes and goes without a trace."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from flwr.app import ArrayRecord
+
+from fedsparse.engine import RayGrid
+from fedsparse.engine._processes import marked
+from fedsparse.engine._workspace import Workspace
+
+from .conftest import ask
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
+APP = "engine_apps:app"
+
+
+def descendants() -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[-1].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(entry.name)] = int(fields[1])
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {os.getpid()})
+
+
+def test_engines_start_and_close_again_and_again(
+    base: Path, model: ArrayRecord, capfd: pytest.CaptureFixture[str]
+) -> None:
+    processes = descendants()
+    kept = []
+    for _ in range(2):
+        with RayGrid(APP, num_clients=3, object_store_memory=100 * 2**20) as grid:
+            assert len(list(base.iterdir())) == 1
+            assert len(descendants()) > len(processes)
+            kept += grid.send_and_receive(ask("train.echo", range(3), model))
+        grid.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            grid.send_and_receive(ask("train.echo", range(3), model))
+    deadline = time.monotonic() + 10
+    while descendants() != processes and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert descendants() == processes
+    assert list(base.iterdir()) == []
+    assert not list(Path("/dev/shm").glob("plasma*"))
+    assert all(reply.content["arrays"] == model for reply in kept)  # replies outlive the engine
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def clients(mark: str) -> list[str]:
+    """Marked processes; Ray's own two agents take a minute to notice that a killed driver is gone."""
+    names = [Path(f"/proc/{pid}/cmdline").read_text() for pid in marked(mark)]
+    return [name for name in names if "Agent" not in name]
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from fedsparse.engine import RayGrid, _workspace
+_workspace.BASE = Path(sys.argv[1])
+from conftest import ask
+with RayGrid("engine_apps:app", num_clients=4, num_workers=2, object_store_memory=10**8) as grid:
+    grid.send_and_receive(ask("train.noop", range(4)))
+    print("working", flush=True)
+    grid.send_and_receive(ask("train.sleep", range(4), **{f"client-{i}": 600.0 for i in range(4)}))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_process(base: Path, how: signal.Signals) -> None:
+    mark = f"FEDSPARSE_TEST={os.getpid()}-{how}"
+    name, value = mark.split("=")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), name: value}
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(base)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as driver:  # fmt: skip
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "working\n"
+        time.sleep(0.5)
+        if how == signal.SIGINT:
+            os.killpg(driver.pid, how)  # as a terminal does it: to everyone in the foreground
+        else:
+            driver.kill()
+        _, err = driver.communicate(timeout=30)
+    deadline = time.monotonic() + 20
+    while clients(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert clients(mark) == []
+    if how == signal.SIGINT:
+        assert err.rstrip().endswith("KeyboardInterrupt")
+    else:
+        with Workspace() as workspace:  # the next run tidies up
+            assert list(base.iterdir()) == [workspace.path]
+    assert list(base.iterdir()) == []
