@@ -115,7 +115,7 @@ def decode(
         raise PayloadError("the frame holds scales that are not finite.")
     reader.check_end()
     values = _dequantize(compressor, codes, scales, counts, num_codes)
-    if not np.isfinite(values).all():
+    if values is not codes and not np.isfinite(values).all():
         raise PayloadError("the frame decodes to values that are not finite.")
     return Compressed(d=d, indices=indices, codes=codes, scales=scales, values=values, seed=seed)
 
@@ -147,6 +147,8 @@ def _derive(compressor: Compressor, pieces: list[tuple[int, int]], seed: int) ->
 def _counts(pieces: list[tuple[int, int]], indices: Indices | None) -> list[int]:
     if indices is None:
         return [stop - start for start, stop in pieces]
+    if len(pieces) == 1:
+        return [indices.size]
     edges = np.searchsorted(indices, [start for start, _ in pieces] + [pieces[-1][1]] if pieces else [0])
     return [int(n) for n in np.diff(edges)]
 

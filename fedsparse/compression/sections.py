@@ -39,22 +39,26 @@ def decode_indices(method: int, data: memoryview, d: int, k: int) -> Indices:
         mask = np.unpackbits(np.frombuffer(data, dtype=np.uint8)).view(np.bool_)
         if mask[d:].any():
             raise PayloadError("the bitmap marks positions beyond d.")
-        indices = np.flatnonzero(mask[:d])
-        if indices.size != k:
-            raise PayloadError(f"the bitmap marks {indices.size} positions, the header says {k}.")
-        return indices
-    gaps: NDArray[np.integer]
+        marked = np.flatnonzero(mask[:d])
+        if marked.size != k:
+            raise PayloadError(f"the bitmap marks {marked.size} positions, the header says {k}.")
+        return marked
+    gaps: NDArray[np.unsignedinteger]
     if method == RICE:
         gaps = _rice_decode(data, d, k)
     elif method == PCODEC:
         gaps = _pco_decode(data, k, _gap_dtype(d))  # type: ignore[assignment]
     else:
         raise PayloadError(f"unknown way {method} of writing positions.")
-    # Checked before the sum, so that the sum cannot wrap around: each gap is below d and there are at most d.
-    if gaps.size and (int(gaps.max()) >= d or float(gaps.sum(dtype=np.float64)) + k > 2.0 * d + 1):
+    # Checked before the sum, so that it cannot wrap around: with d below 2^31, k gaps below d stay below 2^62.
+    if k and (int(gaps.max()) >= d or (d >= 2**31 and float(gaps.sum(dtype=np.float64)) > 2.0 * d)):
         raise PayloadError(f"positions run beyond d = {d}.")
-    indices = np.cumsum(gaps.astype(np.int64) + 1) - 1
-    if indices.size and int(indices[-1]) >= d:
+    steps = gaps.astype(np.int64)
+    steps += 1
+    if k:
+        steps[0] -= 1
+    indices: Indices = np.cumsum(steps, out=steps)
+    if k and int(indices[-1]) >= d:
         raise PayloadError(f"positions run beyond d = {d}.")
     return indices
 
@@ -119,11 +123,11 @@ def _rice_encode(gaps: NDArray[np.int64]) -> bytes:
     return bytes([b]) + low + np.packbits(unary).tobytes()
 
 
-def _rice_decode(data: memoryview, d: int, k: int) -> NDArray[np.int64]:
+def _rice_decode(data: memoryview, d: int, k: int) -> NDArray[np.uint64]:
     if k == 0:
         if len(data):
             raise PayloadError("positions follow though the header says there are none.")
-        return np.empty(0, dtype=np.int64)
+        return np.empty(0, dtype=np.uint64)
     b = data[0] if len(data) else 64
     start = 1 + (bits.packed_size(k, b) if b <= 62 else 0)
     # A valid code has at most k + d / 2^b unary bits, so nothing larger is ever expanded.
@@ -132,9 +136,13 @@ def _rice_decode(data: memoryview, d: int, k: int) -> NDArray[np.int64]:
     ends = np.flatnonzero(np.unpackbits(np.frombuffer(data[start:], dtype=np.uint8)).view(np.bool_))
     if ends.size != k:
         raise PayloadError(f"the frame codes {ends.size} positions, the header says {k}.")
-    quotients = np.diff(ends, prepend=-1) - 1
-    low = bits.unpack(data[1:start], b, k).astype(np.int64) if b else 0
-    return (quotients << b) | low
+    gaps = ends.astype(np.uint64)
+    gaps[1:] -= gaps[:-1].copy() + np.uint64(1)
+    # Unsigned: whatever a hostile quotient overflows to is caught as a gap beyond d.
+    gaps <<= np.uint64(b)
+    if b:
+        gaps |= bits.unpack(data[1:start], b, k)
+    return gaps
 
 
 def _pco(values: NDArray[np.generic]) -> bytes:

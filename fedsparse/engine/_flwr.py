@@ -15,7 +15,6 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
-    "APP_NOT_LOADED",
     "APP_RAISED",
     "EXPIRED",
     "RUN_ID",
@@ -32,8 +31,9 @@ __all__ = [
 ]
 
 RUN_ID = 1
-UNKNOWN, APP_NOT_LOADED = ErrorCode.UNKNOWN, ErrorCode.LOAD_CLIENT_APP_EXCEPTION
-APP_RAISED, EXPIRED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.MESSAGE_UNAVAILABLE
+UNKNOWN = ErrorCode.UNKNOWN
+APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+EXPIRED = ErrorCode.MESSAGE_UNAVAILABLE
 
 
 def ensure_identity(run_id: int) -> None:

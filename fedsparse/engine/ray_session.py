@@ -2,12 +2,13 @@
 
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsparse.errors import RunError
+from fedsparse.errors import ConfigError, RunError
 
 from ._quiet import QUIET, environment
 from ._ray import ray
@@ -22,7 +23,8 @@ class RaySession:
     Parameters
     ----------
     address : str, optional
-        Address of a running cluster. Without it a cluster is never joined, not even one on this machine.
+        ``host:port`` of a running cluster, or ``"auto"``. Without it a cluster is never joined, not even one on this
+        machine.
     object_store_memory : int, optional
         Bytes of shared memory for a new instance; by default what is there, within reason.
     options : mapping, optional
@@ -40,6 +42,8 @@ class RaySession:
         verbose: bool = False,
     ) -> None:
         self._workspace: Workspace | None = None
+        if address is not None and not ray.is_initialized():
+            _check_address(address)
         with environment(QUIET), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.owned = not ray.is_initialized()
@@ -76,6 +80,22 @@ class RaySession:
             ray.shutdown()
         if self._workspace is not None:
             self._workspace.close()
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address where nothing listens; Ray would try for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise ConfigError(f"Ray address {address!r} must be 'host:port' of a cluster's head node, or 'auto'.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r} ({error}). `ray start --head` prints the address; without one, Ray "
+            "is started on this machine."
+        ) from error
 
 
 def _modest_store() -> int:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from flwr.app import ArrayRecord
 from fedsparse.engine import RayGrid
 from fedsparse.engine._processes import marked
 from fedsparse.engine._workspace import Workspace
+from fedsparse.errors import ConfigError
 
 from .conftest import ask
 
@@ -85,9 +87,13 @@ def test_an_interrupted_run_leaves_no_process(base: Path, how: signal.Signals) -
     name, value = mark.split("=")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), name: value}
     with subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(base)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", DRIVER, str(base)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    ) as driver:  # fmt: skip
+    ) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "working\n"
         time.sleep(0.5)
@@ -106,3 +112,32 @@ def test_an_interrupted_run_leaves_no_process(base: Path, how: signal.Signals) -
         with Workspace() as workspace:  # the next run tidies up
             assert list(base.iterdir()) == [workspace.path]
     assert list(base.iterdir()) == []
+
+
+def closed_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("address", ["nowhere", "ray://somewhere:10001", "port:", "127.0.0.1:CLOSED"])
+def test_a_cluster_that_is_not_there_is_noticed_at_once(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be 'host:port'|no Ray cluster answers"):
+        RayGrid(APP, num_clients=1, address=address.replace("CLOSED", closed_port()))
+
+
+def test_a_cluster_is_joined_by_its_address_and_left_running(base: Path, model: ArrayRecord) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        for _ in range(2):
+            with RayGrid(APP, num_clients=6, address=cluster.address) as grid:
+                assert grid.num_workers == 2
+                grid.wait_ready()
+                replies = grid.send_and_receive(ask("train.echo", range(6), model))
+                assert all(reply.content["arrays"] == model for reply in replies)
+        assert list(base.iterdir()) == []
+    finally:
+        cluster.shutdown()
