@@ -77,14 +77,16 @@ def test_claimed_bound_holds(spec, x, where):
     """``E||x - C(x)||^2 <= absolute + relative ||x||^2`` on every input: exactly, or on average over many draws."""
     compressor, bounds = Compressor.from_spec(spec), bounds_of(x.size, where)
     claim = compressor.claim(x.size, bounds)
-    draws = 1 if not claim.random else 60
+    draws = 1 if not claim.random else 120
     errors = []
     for seed in range(draws):
         error = compressor.compress(x, seed, bounds).to_dense().astype(np.float64) - x
         errors.append(float(error @ error))
     norm2 = float(x.astype(np.float64) @ x)
-    # For a random operator: five standard errors of the mean above the claim, and float32 rounding.
-    slack = 5 * np.std(errors) / np.sqrt(draws) + 1e-6 * norm2 + 1e-30
+    # Float32 rounding; for a random operator also five standard errors of the mean, and what a rare draw that never
+    # came up could have changed (Bernstein's inequality: the sample's own deviation knows nothing of it).
+    chance = 5 * np.std(errors) / np.sqrt(draws) + 5 * norm2 / draws if claim.random else 0.0
+    slack = chance + 1e-6 * norm2 + 1e-30
     assert np.mean(errors) <= claim.absolute + claim.relative * norm2 + slack
 
 
@@ -171,7 +173,8 @@ def test_wrong_shapes_and_types_are_refused():
         ("sign|topk(k=1)", "one sparsifier"),
         ("topk(k=1)|sign|sign", "one sparsifier"),
         ("topk(k=1)|qsgd(levels=0)", "from 1 to 32767"),
-        ("none|sign(levels=2)", "takes no options"),
+        ("none|sign(levels=2)", "unknown option"),
+        ("none|float16(levels=2)", "takes no options"),
         ("topk(k=1)|piecewise(sign)", "outermost"),
         ("piecewise(piecewise(sign))", "outermost"),
         ("", "expected a name"),
@@ -195,3 +198,47 @@ def test_error_feedback_over_rounds_loses_nothing():
             compressor.compress_with_memory(update, residual, round_).add_to(sent)
         scale = max(1.0, float(np.abs(residual).max()), float(np.abs(sent).max()))
         np.testing.assert_allclose(sent + residual, updates, atol=3e-5 * scale, err_msg=spec)
+
+
+def relative_error(spec: str, x: np.ndarray, seeds: int = 20) -> float:
+    """Return the mean of ``||x - C(x)||^2 / ||x||^2``."""
+    compressor = Compressor.from_spec(spec)
+    errors = [compressor.compress(x, seed).to_dense().astype(np.float64) - x for seed in range(seeds)]
+    return float(np.mean([error @ error for error in errors]) / (x.astype(np.float64) @ x))
+
+
+def test_drive_loses_the_same_share_whatever_the_distribution():
+    """About 1 - 2/pi (Vargaftik et al. 2021, Theorem 3), where plain sign loses nearly all of a skewed vector."""
+    rng = np.random.default_rng(0)
+    skewed = (rng.standard_normal(4096) * np.exp(3 * rng.standard_normal(4096))).astype(np.float32)
+    for x in (rng.standard_normal(4096).astype(np.float32), skewed):
+        assert relative_error("none|drive", x, 1) == pytest.approx(1 - 2 / np.pi, abs=0.03)
+    assert relative_error("none|sign", skewed, 1) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("spec", "factor"),
+    [
+        ("sampled_topk(density=0.01)", 1.5),
+        ("sidco(density=0.01)", 2.0),
+        ('sidco(density=0.01, fit="gamma", stages=2)', 2.0),
+        ('sidco(density=0.001, fit="pareto", stages=3)', 2.5),
+    ],
+)
+def test_estimated_thresholds_keep_about_what_is_wanted(spec, factor):
+    """On the heavy-tailed magnitudes that gradients have."""
+    x = np.random.default_rng(1).laplace(size=200_000).astype(np.float32)
+    compressor = Compressor.from_spec(spec)
+    wanted = compressor.sparsifier.density * x.size
+    kept = [compressor.compress(x, seed).nnz for seed in range(5)]
+    assert wanted / factor <= np.mean(kept) <= wanted * factor
+
+
+def test_scaled_qsgd_is_a_contraction_where_the_unscaled_is_none():
+    """Basu et al. 2019, Lemma 1 and Lemma 2: beta >= 1 breaks the one, never the other."""
+    d = 400
+    assert Compressor.from_spec("none|qsgd(levels=4)").claim(d).delta is None
+    scaled = Compressor.from_spec("none|qsgd(levels=4, scaled=true)")
+    assert scaled.claim(d).delta == pytest.approx(1 / (1 + min(d / 16, np.sqrt(d) / 4)))
+    x = np.random.default_rng(0).standard_normal(d).astype(np.float32)
+    assert relative_error("none|qsgd(levels=4, scaled=true)", x) < 1 < relative_error("none|qsgd(levels=4)", x)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsparse.compression.base import Claim, Quantizer, Vector, check_whole, register_quantizer
+from fedsparse.errors import ConfigError
 
 
 @register_quantizer
@@ -20,17 +21,23 @@ class QSGD(Quantizer):
     ----------
     levels : int
         s, from 1 to 32767.
+    scaled : bool
+        Divide by 1 + beta: biased, but a contraction with factor 1/(1 + beta) for every beta, where the unscaled one is
+        a contraction for beta < 1 only (Basu et al. 2019, Lemma 2).
     """
 
     levels: int = 16
+    scaled: bool = False
 
     name = "qsgd"
     summary = "stochastic rounding to s levels of the norm"
     source = "Alistarh et al. 2017, Lemma 3.1"
-    examples = ("qsgd(levels=16)", "qsgd(levels=1)", "qsgd(levels=1000)")
+    examples = ("qsgd(levels=16)", "qsgd(levels=1)", "qsgd(levels=1000)", "qsgd(levels=4, scaled=true)")
 
     def __post_init__(self) -> None:
         check_whole(self.name, "levels", self.levels, 1, 32_767)
+        if not isinstance(self.scaled, bool):
+            raise ConfigError(f"qsgd: scaled must be true or false, got {self.scaled!r}.")
 
     @property
     def alphabet(self) -> int | None:
@@ -45,14 +52,19 @@ class QSGD(Quantizer):
         position = np.abs(values.astype(np.float64)) * (self.levels / float(norm) if norm else 0.0)
         level = np.floor(position + rng.random(values.size)).clip(max=self.levels)
         codes = self.levels + np.copysign(level, values)
-        return codes.astype(self.code_dtype), np.array([norm], dtype=np.float32)
+        # The receiver may see fewer codes (zeros are not sent), so the factor is put into the scale here.
+        sent = norm / np.float32(1 + qsgd_beta(values.size, self.levels)) if self.scaled else norm
+        return codes.astype(self.code_dtype), np.array([sent], dtype=np.float32)
 
     def dequantize(self, codes: NDArray[np.generic], scales: Vector, k: int) -> Vector:
         signed = codes.astype(np.float32) - np.float32(self.levels)
         return signed * np.float32(scales[0] / np.float32(self.levels))
 
     def claim(self, k: int) -> Claim:
-        return Claim(relative=qsgd_beta(k, self.levels), unbiased=True, random=True)
+        beta = qsgd_beta(k, self.levels)
+        if self.scaled:
+            return Claim(relative=beta / (1 + beta), random=True)
+        return Claim(relative=beta, unbiased=True, random=True)
 
     def formula_bits(self, k: int) -> float:
         return float(k * (1 + np.ceil(np.log2(self.levels + 1))) + 32)
