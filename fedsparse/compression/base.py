@@ -74,7 +74,7 @@ class Sparsifier(ABC):
 
     def select_compensated(self, update: Vector, residual: Vector, rng: np.random.Generator) -> Indices | None:
         """Form p = Delta + e in place of `residual` and select from it; block-wise operators fuse the two."""
-        np.add(update, residual, out=residual)
+        add_in_place(residual, update)
         return self.select(residual, rng)
 
     @abstractmethod
@@ -191,6 +191,12 @@ def as_vector(x: NDArray[np.generic]) -> Vector:
         vector = np.ascontiguousarray(array, dtype=np.float32)
     check_finite(vector)
     return vector
+
+
+def add_in_place(target: Vector, addend: Vector) -> None:
+    """Add without a warning where float32 overflows: whoever selects from the sum finds the infinity and refuses it."""
+    with np.errstate(over="ignore"):
+        np.add(target, addend, out=target)
 
 
 def check_finite(vector: Vector) -> None:

@@ -34,6 +34,8 @@ VERSION = 1
 
 def encode(update: Compressed, compressor: Compressor, update_id: int = 0) -> bytes:
     """Return the frame of `update`, which `compressor` made."""
+    if not 0 <= update_id < 2**64:
+        raise ValueError(f"an update id is a whole number of 64 bits, got {update_id}.")
     spec = compressor.spec.encode()
     seeded = compressor.sparsifier.seeded
     head = [MAGIC, bytes([VERSION, 0]), _varint(len(spec)), spec, _varint(update.d)]

@@ -10,6 +10,7 @@ from fedsparse.compression.base import (
     Indices,
     Sparsifier,
     Vector,
+    add_in_place,
     check_number,
     register_sparsifier,
 )
@@ -38,7 +39,8 @@ class HardThreshold(Sparsifier):
     examples = ("hard_threshold(lam=0.5)", "hard_threshold(lam=1e-06)", "hard_threshold(lam=1000.0)")
 
     def __post_init__(self) -> None:
-        check_number(self.name, "lam", self.lam, 0.0, np.inf, open_low=True)
+        # Beyond these, lam is 0 or infinite in float32.
+        check_number(self.name, "lam", self.lam, 1.2e-38, 3.4e38)
 
     def select(self, x: Vector, rng: np.random.Generator) -> Indices | None:
         return self._scan(x, None)
@@ -55,7 +57,7 @@ class HardThreshold(Sparsifier):
         for start in range(0, x.size, BLOCK):
             block = x[start : start + BLOCK]
             if addend is not None:
-                np.add(block, addend[start : start + BLOCK], out=block)
+                add_in_place(block, addend[start : start + BLOCK])
             np.abs(block, out=magnitude[: block.size])
             np.greater_equal(magnitude[: block.size], lam, out=reached[: block.size])
             kept = np.flatnonzero(reached[: block.size])
