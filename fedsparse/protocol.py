@@ -128,7 +128,8 @@ def array_view(array: Array) -> NDArray[np.generic]:
     """
     if array.stype != "numpy.ndarray":
         raise PayloadError(f"an array of type {array.stype!r} cannot be read as numbers.")
-    data = memoryview(array.data)
+    # The Ray engine's arrays lie in shared memory; their `data` would be a copy.
+    data = memoryview(getattr(array, "buffer", None) or array.data)
     try:
         stream = BytesIO(bytes(data[:4096]))
         version = npy.read_magic(stream)

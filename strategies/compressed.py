@@ -119,6 +119,7 @@ class CompressedStrategy(Strategy):
         self._refuse_unsafe()
         self._clients, self._accepted, self._total_error = Clients(), dict[str, int](), 0.0
         self._round: _Round | None = None
+        self._warned = False
 
     def _refuse_unsafe(self) -> None:
         kind = type(self.inner).__name__
@@ -299,12 +300,29 @@ class CompressedStrategy(Strategy):
         report.residual_norm, report.residual_norm_max = float(np.mean(norms)), max(norms)
         report.total_error = self._total_error
         report.update_norm = float(np.mean([update.receipt.update_norm for update in updates]))
+        self._warn_of_divergence(max(counts))
         report.memory_resets = sum(update.receipt.memory_reset for update in updates)
         report.restored = sum(update.receipt.restored for update in updates)
         losses = [(u.weight, u.metrics.get("train-loss")) for u in updates]
         known = [(w, float(x)) for w, x in losses if isinstance(x, int | float) and np.isfinite(x)]
         weight = sum(w for w, _ in known)
         report.train_loss = sum(w * x for w, x in known) / weight if weight else None
+
+    def _warn_of_divergence(self, kept: int) -> None:
+        """Say once that a quantizer is no contraction on as many values as are really kept."""
+        quantizer = self.compressor.quantizer
+        beta = quantizer.claim(kept).relative
+        if self._warned or beta < 1.0 or not self.error_memory or self.compressor.piecewise:
+            return
+        self._warned = True
+        log.warning(
+            "%s of %d kept values has a relative error of %.2f >= 1: it is no contraction, so the error memory can grow "
+            "without bound and training diverge (Basu et al. 2019, Lemma 1). Use qsgd(..., scaled=true), more levels, "
+            "or piecewise(...).",
+            quantizer.name,
+            kept,
+            beta,
+        )
 
     # -- evaluation --------------------------------------------------------------------------------------------
 

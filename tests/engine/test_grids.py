@@ -15,7 +15,6 @@ from fedsparse.errors import ConfigError
 
 from .conftest import ask
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 APP = "engine_apps:app"
 SETTINGS: dict[str, Any] = {"num_clients": 8, "run_config": {"lr": 0.5}, "node_config": {"site": "here"}}
 

@@ -15,11 +15,7 @@ from fedsparse.errors import ConfigError
 
 from .conftest import ask
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("ray_instance"),
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_instance")]
 APP = "engine_apps:app"
 SETTINGS: dict[str, Any] = {"num_clients": 12, "run_config": {"lr": 0.5}}
 

