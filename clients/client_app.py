@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,15 +12,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
-from torch import nn
 
+from clients.flat import FlatModel
 from clients.job import Job, parse_job
 from clients.mod import CompressionMod
-from clients.schedules import make_schedule
-from clients.training import FlatParameters, evaluate, train
+from clients.training import evaluate, torch_threads, train
 from fedsparse.data import Dataset, load_dataset, partition
-from fedsparse.models import build_model, frozen_names, load_arrays, model_arrays
-from fedsparse.protocol import JOB_KEY, views
+from fedsparse.errors import ConfigError
+from fedsparse.models import build_model
+from fedsparse.protocol import JOB_KEY, only, views
 
 
 @lru_cache(maxsize=4)
@@ -35,10 +35,9 @@ def _parts(dataset: str, data_dir: str | None, spec: str, num_clients: int, seed
 
 
 @lru_cache(maxsize=4)
-def _model(job_model: str, shape: tuple[int, ...], classes: int, device: str) -> tuple[nn.Module, FlatParameters]:
+def _model(name: str, shape: tuple[int, ...], classes: int, seed: int, device: str) -> FlatModel:
     """Build once per worker: every client loads the global numbers into the same tensors."""
-    model = build_model(job_model, shape, classes, seed=0).to(device)
-    return model, FlatParameters(model)
+    return FlatModel(build_model(name, shape, classes, seed).to(device))
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -48,67 +47,99 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _open(message: Message, context: Context) -> tuple[Job, int, Dataset, NDArray[np.int64]]:
-    job = parse_job(str(message.content.config_records["config"][JOB_KEY]))
-    torch.set_num_threads(job.num_threads)
-    client = int(context.node_config["partition-id"])
+@dataclass(frozen=True)
+class _Client:
+    """All that one message asks of one client."""
+
+    job: Job
+    number: int
+    data: Dataset
+    part: NDArray[np.int64]
+    flat: FlatModel
+    config: ConfigRecord
+
+
+def partition_id(context: Context) -> int:
+    """Return which part of the data this node holds.
+
+    Raises
+    ------
+    ConfigError
+        Where the node's config does not say.
+    """
+    number = context.node_config.get("partition-id")
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ConfigError(
+            f"this node's config has partition-id = {number!r}; start its SuperNode with "
+            '--node-config "partition-id=0 num-partitions=10", each node with its own number.'
+        )
+    return number
+
+
+def _open(message: Message, context: Context) -> _Client:
+    config = next((c for c in message.content.config_records.values() if JOB_KEY in c), None)
+    if config is None:
+        raise ConfigError(
+            f"the message's config has no {JOB_KEY!r}: the server side must send one, as fedsparse's does "
+            "(pass it as train_config to the strategy's start)."
+        )
+    job, number = parse_job(str(config[JOB_KEY])), partition_id(context)
+    if number >= job.num_clients:
+        raise ConfigError(f"partition-id is {number}, the data are divided among {job.num_clients} clients.")
     data = _data(job.dataset, job.data_dir)
-    parts = _parts(job.dataset, job.data_dir, job.partition, job.num_clients, job.seed)
-    return job, client, data, parts[client]
+    part = _parts(job.dataset, job.data_dir, job.partition, job.num_clients, job.seed)[number]
+    device = pick_device(job.device)
+    flat = _model(job.model, data.input_shape, data.num_classes, job.seed, str(device))
+    flat.load(views(only(message.content.array_records, "ArrayRecord")))
+    return _Client(job, number, data, part, flat, config)
 
 
 def _train(message: Message, context: Context) -> Message:
-    job, client, data, part = _open(message, context)
-    config = message.content.config_records["config"]
-    server_round = int(config["server-round"])  # type: ignore[arg-type]
+    client = _open(message, context)
+    job, data, flat = client.job, client.data, client.flat
+    server_round = int(_number(client.config, "server-round"))
     settings = job.train
-    if "proximal-mu" in config:  # FedProx tells its clients
-        settings = replace(settings, proximal_mu=float(config["proximal-mu"]))  # type: ignore[arg-type]
-    device = pick_device(job.device)
-    model, flat = _model(job.model, data.input_shape, data.num_classes, str(device))
-    arrays = views(message.content.array_records["arrays"])
-    load_arrays(model, arrays)
-    before = _trained(model)
-    lr = settings.lr * make_schedule(settings.lr_schedule).factor(server_round, settings.rounds)
-    result = train(
-        model, flat, data.x_train, data.y_train, part, settings,
-        lr=lr, scale=data.scale, seed=job.seed, server_round=server_round, client=client, device=device,
-    )  # fmt: skip
-    after = _trained(model)
-    # What was learnt goes on top of the server's own numbers: half-precision models must not round those away.
-    new = {name: _advanced(arrays[name], before[name], after[name]) for name in after}
-    metrics: dict[str, Any] = {"num-examples": int(part.size), "train-loss": result.loss or 0.0}
+    if "proximal-mu" in client.config:  # FedProx tells its clients
+        settings = replace(settings, proximal_mu=_number(client.config, "proximal-mu"))
+    with torch_threads(job.num_threads):
+        result = train(
+            flat,
+            data.x_train,
+            data.y_train,
+            client.part,
+            settings,
+            scale=data.scale,
+            seed=job.seed,
+            server_round=server_round,
+            client=client.number,
+        )
+    metrics: dict[str, Any] = {"num-examples": int(client.part.size), "train-loss": result.loss or 0.0}
     metrics["local-steps"] = result.steps
-    content = RecordDict({"arrays": ArrayRecord({name: Array(array) for name, array in new.items()})})
+    content = RecordDict({"arrays": ArrayRecord({name: Array(array) for name, array in flat.arrays().items()})})
     content["metrics"] = MetricRecord(metrics)
     return Message(content, reply_to=message)
 
 
-def _trained(model: nn.Module) -> dict[str, NDArray[np.generic]]:
-    frozen = set(frozen_names(model))
-    return {name: array for name, array in model_arrays(model).items() if name not in frozen}
-
-
-def _advanced(sent: NDArray[Any], before: NDArray[Any], after: NDArray[Any]) -> NDArray[Any]:
-    if sent.dtype.kind != "f" or np.array_equal(sent, before):
-        return after
-    return np.asarray(sent + (after - before), dtype=sent.dtype)
-
-
 def _evaluate(message: Message, context: Context) -> Message:
-    job, _, data, part = _open(message, context)
-    device = pick_device(job.device)
-    model, _ = _model(job.model, data.input_shape, data.num_classes, str(device))
-    load_arrays(model, views(message.content.array_records["arrays"]))
-    loss, accuracy = evaluate(model, data.x_train, data.y_train, data.scale, device, part)
-    metrics = MetricRecord({"num-examples": int(part.size), "loss": loss, "accuracy": accuracy})
+    client = _open(message, context)
+    data, flat = client.data, client.flat
+    with torch_threads(client.job.num_threads):
+        loss, accuracy = evaluate(flat.model, data.x_train, data.y_train, data.scale, flat.device, client.part)
+    metrics = MetricRecord({"num-examples": int(client.part.size), "loss": loss, "accuracy": accuracy})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
 def _query(message: Message, context: Context) -> Message:
     """Tell which part of the data this node holds: Flower's node ids change with every run."""
-    record = ConfigRecord({"partition-id": int(context.node_config["partition-id"])})
+    record = ConfigRecord({"partition-id": partition_id(context)})
     return Message(RecordDict({"node": record}), reply_to=message)
+
+
+def _number(config: ConfigRecord, key: str) -> float:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"the message's config must have a number {key!r}, got {value!r}.")
+    return float(value)
 
 
 def make_app(mods: Sequence[Mod] | None = None) -> ClientApp:

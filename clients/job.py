@@ -1,16 +1,27 @@
 """What a client is asked to do: the part of a scenario that concerns it, as JSON in the train message."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from fedsparse.errors import ConfigError
+from clients.schedules import make_schedule
+from fedsparse.compression.base import check_number, check_whole
+from fedsparse.errors import ConfigError, unknown_name
+
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Local training: exactly one of `local_epochs` and `local_steps` (H)."""
+    """Local training: exactly one of `local_epochs` and `local_steps` (H).
+
+    Raises
+    ------
+    ConfigError
+        Impossible values.
+    """
 
     local_epochs: int | None = 1
     local_steps: int | None = None
@@ -22,6 +33,23 @@ class TrainSettings:
     proximal_mu: float = 0.0
     clip_norm: float | None = None
     rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.local_epochs is None) == (self.local_steps is None):
+            raise ConfigError(
+                f"train needs exactly one of local_epochs and local_steps, got {self.local_epochs} and "
+                f"{self.local_steps}."
+            )
+        for key in ("local_epochs", "local_steps", "batch_size", "rounds"):
+            if getattr(self, key) is not None:
+                check_whole("train", key, getattr(self, key), 1)
+        check_number("train", "lr", self.lr, 0.0, float("inf"), open_low=True)
+        for key in ("weight_decay", "proximal_mu"):
+            check_number("train", key, getattr(self, key), 0.0, float("inf"))
+        check_number("train", "momentum", self.momentum, 0.0, 1.0)
+        if self.clip_norm is not None:
+            check_number("train", "clip_norm", self.clip_norm, 0.0, float("inf"), open_low=True)
+        make_schedule(self.lr_schedule)
 
 
 @dataclass(frozen=True)
@@ -38,24 +66,48 @@ class Job:
     device: str = "auto"
     num_threads: int = 1
 
+    def __post_init__(self) -> None:
+        check_whole("job", "num_clients", self.num_clients, 1)
+        check_whole("job", "num_threads", self.num_threads, 1)
+        if self.device not in DEVICES:
+            raise unknown_name("device", self.device, DEVICES)
+
 
 @lru_cache(maxsize=8)
 def parse_job(text: str) -> Job:
-    """Read a job; the scenario was checked where it was written, so anything odd here is a version mismatch."""
+    """Read a job.
+
+    Raises
+    ------
+    ConfigError
+        Text that is no job (another version of the server's side, most likely), or impossible values.
+    """
     try:
         raw: dict[str, Any] = json.loads(text)
-        data, model, train = raw["data"], raw["model"], raw["train"]
-        known = {f.name for f in fields(TrainSettings)}
+        data, train = raw["data"], dict(raw["train"])
+        if raw.get("clip_norm") is not None:
+            train.setdefault("clip_norm", raw["clip_norm"])
+        _refuse_unknown(train)
         return Job(
             seed=int(raw["seed"]),
             dataset=str(data["dataset"]),
             data_dir=data.get("data_dir"),
-            num_clients=int(data["num_clients"]),
+            num_clients=data["num_clients"],
             partition=str(data["partition"]),
-            model=str(model["name"]),
-            train=TrainSettings(**{key: value for key, value in train.items() if key in known}),
+            model=str(raw["model"]["name"]),
+            train=TrainSettings(**train),
             device=str(raw.get("device", "auto")),
-            num_threads=int(raw.get("num_threads", 1)),
+            num_threads=raw.get("num_threads", 1),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"the server's job: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"the server's job cannot be read ({error!r}): are both sides of the same version?") from None
+
+
+def _refuse_unknown(train: Mapping[str, Any]) -> None:
+    """A setting that this version would silently ignore changes what is learnt."""
+    known = {f.name for f in fields(TrainSettings)}
+    for key in train:
+        if key not in known:
+            raise unknown_name("train setting (are both sides of the same version?)", key, known)

@@ -1,8 +1,4 @@
-"""Local training by hand on one flat parameter vector.
-
-The parameters are views of one vector and their gradients of another, so that a step of SGD is a few operations on
-whole vectors instead of a few for each tensor.
-"""
+"""Local training by hand: SGD on a `FlatModel`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from clients.flat import FlatModel, Group, has_convolutions, input_dtype, to_input
 from clients.job import TrainSettings
+from clients.schedules import make_schedule
 from fedsparse.errors import RunError
+from fedsparse.models.arrays import HALF
 from fedsparse.seeding import generator, int_seed
 
 
@@ -28,126 +26,122 @@ class TrainResult:
     steps: int
 
 
-class FlatParameters:
-    """The trained parameters of a model as one vector, and their gradients as another.
-
-    Parameters of several dtypes get one vector for each dtype.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        groups: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in model.parameters():  # tied ones come once
-            if parameter.requires_grad:
-                groups.setdefault(parameter.dtype, []).append(parameter)
-        self.values: list[Tensor] = []
-        self.grads: list[Tensor] = []
-        for parameters in groups.values():
-            flat = torch.cat([p.detach().reshape(-1) for p in parameters])
-            grad = torch.zeros_like(flat)
-            at = 0
-            for p in parameters:
-                p.data = flat[at : at + p.numel()].view(p.shape)
-                p.grad = grad[at : at + p.numel()].view(p.shape)
-                at += p.numel()
-            self.values.append(flat)
-            self.grads.append(grad)
+def num_steps(n: int, settings: TrainSettings) -> int:
+    """Return how many local steps a client with `n` examples takes in a round."""
+    if n == 0:
+        return 0
+    if settings.local_steps is not None:
+        return settings.local_steps
+    return (settings.local_epochs or 0) * -(-n // settings.batch_size)
 
 
 def batches(n: int, settings: TrainSettings, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield index batches: whole shuffled epochs, cut short after `local_steps` where that is given."""
-    if settings.local_steps is not None:
-        left = settings.local_steps
-        while True:
-            order = rng.permutation(n)
-            for start in range(0, n, settings.batch_size):
-                if left == 0:
-                    return
-                left -= 1
-                yield order[start : start + settings.batch_size]
-    for _ in range(settings.local_epochs or 0):
+    """Yield index batches: shuffled epochs, each with its last, smaller batch, cut short after `local_steps`."""
+    left = num_steps(n, settings)
+    while left:
         order = rng.permutation(n)
-        for start in range(0, n, settings.batch_size):
+        for start in range(0, n, settings.batch_size)[:left]:
             yield order[start : start + settings.batch_size]
+            left -= 1
 
 
 def train(
-    model: nn.Module,
-    flat: FlatParameters,
+    flat: FlatModel,
     x: NDArray[Any],
     y: NDArray[np.int64],
     part: NDArray[np.int64],
     settings: TrainSettings,
     *,
-    lr: float,
     scale: float,
     seed: int,
     server_round: int,
     client: int,
-    device: torch.device,
 ) -> TrainResult:
-    """Train `model` in place on the examples ``part`` of ``x, y``.
+    """Train in place on the examples ``part`` of ``x, y``, starting from what was loaded.
 
-    One step is ``v <- momentum v + grad + weight_decay w + proximal_mu (w - w_global)``, ``w <- w - lr v``: SGD as
-    torch.optim has it, with the proximal term of FedProx (Li et al. 2020).
+    One step is, for the gradient g of the mean cross-entropy of a batch, clipped to the norm `clip_norm`::
+
+        g <- g + weight_decay w + proximal_mu (w - w_global)
+        v <- momentum v + g
+        w <- w - eta_t v
+
+    which is SGD as torch.optim has it, with the proximal term of FedProx (Li et al. 2020). The result depends on the
+    arguments and the loaded numbers alone, to the last bit.
 
     Raises
     ------
     RunError
-        Where the loss is not finite any more.
+        Where the loss or a parameter is not finite any more.
     """
-    start = [value.clone() for value in flat.values] if settings.proximal_mu else []
-    velocity = [torch.zeros_like(value) for value in flat.values] if settings.momentum else []
-    images = x.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
-    dtype = flat.values[0].dtype if flat.values else torch.float32
-    model.train()
-    total, seen, steps = torch.zeros((), dtype=torch.float64), 0, 0
+    schedule, total_steps = make_schedule(settings.lr_schedule), num_steps(part.size, settings)
+    start = [group.values.clone() for group in flat.groups] if settings.proximal_mu else []
+    velocity = [torch.zeros_like(group.values) for group in flat.groups] if settings.momentum else []
+    losses: list[Tensor] = []
+    sizes: list[int] = []
+    rates: list[float] = []
+    flat.model.train()
     rng = generator(seed, "batches", server_round, client)
-    with _seeded_torch(int_seed(seed, "torch", server_round, client), device):
-        for batch in batches(part.size, settings, rng) if part.size else ():
+    with _torch_seeded(int_seed(seed, "torch", server_round, client), flat.device):
+        for step, batch in enumerate(batches(part.size, settings, rng)):
             rows = part[batch]
-            inputs = torch.from_numpy(np.ascontiguousarray(x[rows])).to(device, torch.float32).mul_(scale).to(dtype)
-            if images:  # convolutions on a CPU are up to 40 % faster this way; what travels stays in C order
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
-            targets = torch.from_numpy(y[rows]).to(device)
-            for grad in flat.grads:
-                grad.zero_()
-            with _single_example_norms(model, rows.size):
-                loss = nn.functional.cross_entropy(model(inputs).float(), targets)
+            targets = torch.from_numpy(y[rows]).to(flat.device)
+            for group in flat.groups:
+                group.grads.zero_()
+            with _single_example_norms(flat, rows.size):
+                loss = _loss(flat.model(flat.batch(x[rows], scale)), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-            _step(flat, velocity, start, settings, lr)
-            value = float(loss.detach())
-            if not np.isfinite(value):
-                raise RunError(
-                    f"client {client}, round {server_round}, step {steps + 1}: the loss is {value}. Training has "
-                    f"diverged: lower train.lr (now {lr:g}) or set train.clip_norm."
-                )
-            total += value * rows.size
-            seen += rows.size
-            steps += 1
-    return TrainResult(float(total) / seen if seen else None, steps)
+            rate = settings.lr * schedule.multiplier(server_round, settings.rounds, step, total_steps)
+            sgd_step(flat.groups, velocity, start, settings, rate)
+            flat.publish()
+            losses.append(loss.detach())
+            sizes.append(rows.size)
+            rates.append(rate)
+    if not losses:
+        return TrainResult(None, 0)
+    # Looked at only here: a GPU would wait for each look.
+    values = torch.stack(losses).double().cpu().numpy()
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size or not all(bool(torch.isfinite(group.values).all()) for group in flat.groups):
+        step = int(bad[0]) if bad.size else len(values) - 1
+        what = f"the loss is {values[step]}" if bad.size else "a parameter is no longer finite"
+        raise RunError(
+            f"client {client}, round {server_round}, step {step + 1}: {what}. Training has diverged: lower train.lr "
+            f"(here {rates[step]:g}) or set train.clip_norm."
+        )
+    return TrainResult(float(np.average(values, weights=sizes)), len(values))
 
 
-def _step(
-    flat: FlatParameters, velocity: list[Tensor], start: list[Tensor], settings: TrainSettings, lr: float
+@torch.no_grad()
+def sgd_step(
+    groups: list[Group], velocity: list[Tensor], start: list[Tensor], settings: TrainSettings, rate: float
 ) -> None:
+    """Take one step of SGD; see `train` for the equation."""
+    grads = [group.grads.to(group.values.dtype) for group in groups]
     if settings.clip_norm is not None:
-        norm = torch.sqrt(torch.stack([grad.float().square().sum() for grad in flat.grads]).sum())
-        for grad in flat.grads:
-            grad.mul_(torch.clamp(settings.clip_norm / (norm + 1e-12), max=1.0))
-    for i, (value, grad) in enumerate(zip(flat.values, flat.grads, strict=True)):
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g).double() for g in grads]))
+        shrink = torch.clamp(settings.clip_norm / (norm + 1e-6), max=1.0)
+        for grad in grads:
+            grad.mul_(shrink.to(grad.dtype))
+    for i, (group, grad) in enumerate(zip(groups, grads, strict=True)):
         if settings.weight_decay:
-            grad.add_(value, alpha=settings.weight_decay)
+            grad.add_(group.values, alpha=settings.weight_decay)
         if settings.proximal_mu:
-            grad.add_(value - start[i], alpha=settings.proximal_mu)
+            grad.add_(group.values - start[i], alpha=settings.proximal_mu)
         if settings.momentum:
             grad = velocity[i].mul_(settings.momentum).add_(grad)
-        value.sub_(grad, alpha=lr)
+        group.values.sub_(grad, alpha=rate)
+
+
+def _loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    # Half precision has too few digits for a sum of exponentials.
+    logits = logits.float() if logits.dtype in HALF else logits
+    return nn.functional.cross_entropy(logits, targets, reduction=reduction)
 
 
 @contextmanager
-def _single_example_norms(model: nn.Module, size: int) -> Iterator[None]:
+def _single_example_norms(flat: FlatModel, size: int) -> Iterator[None]:
     """BatchNorm has no variance of one example: such a batch uses the running statistics instead."""
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training] if size == 1 else []
+    norms = [norm for norm in flat.norms if norm.training and norm.track_running_stats] if size == 1 else []
     for norm in norms:
         norm.eval()
     try:
@@ -158,12 +152,25 @@ def _single_example_norms(model: nn.Module, size: int) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
+def _torch_seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch for dropout and its like, and leave its global random state as it was."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+            yield
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads: the order of additions, so the last bits, depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
         yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @torch.no_grad()
@@ -175,16 +182,17 @@ def evaluate(
     device: torch.device,
     part: NDArray[np.int64] | None = None,
 ) -> tuple[float, float]:
-    """Return (mean loss, accuracy) of `model` on ``x, y`` or its rows `part`."""
+    """Return (mean loss, accuracy) of `model` on ``x, y`` or its rows `part`; zeros where there are none."""
     rows = np.arange(len(y)) if part is None else part
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    dtype, channels_last = input_dtype(model), has_convolutions(model)
+    # Large images in small batches: activations take many times the memory of the input.
+    size = int(np.clip(1_000_000 // max(int(np.prod(x.shape[1:])), 1), 1, 1000))
     model.eval()
     loss, right = 0.0, 0
-    for start in range(0, rows.size, 1000):
-        chosen = rows[start : start + 1000]
-        inputs = torch.from_numpy(np.ascontiguousarray(x[chosen])).to(device, torch.float32).mul_(scale).to(dtype)
+    for start in range(0, rows.size, size):
+        chosen = rows[start : start + size]
         targets = torch.from_numpy(np.ascontiguousarray(y[chosen])).to(device)
-        logits = model(inputs).float()
-        loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        logits = model(to_input(x[chosen], scale, device, dtype, channels_last))
+        loss += float(_loss(logits, targets, "sum"))
         right += int((logits.argmax(1) == targets).sum())
     return loss / max(rows.size, 1), right / max(rows.size, 1)

@@ -1,6 +1,7 @@
 """Data sets and their division among clients."""
 
-from fedsparse.data.datasets import DATASETS, Dataset, check_dataset, load_dataset
+from fedsparse.data.dataset import Dataset
+from fedsparse.data.datasets import DATASETS, check_dataset, load_dataset
 from fedsparse.data.partition import PARTITIONS, Partitioner, label_distribution, partition
 
 __all__ = [

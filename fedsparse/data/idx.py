@@ -1,29 +1,26 @@
-"""The IDX format of the MNIST family: strict reading, and a memory-mapped cache."""
+"""The IDX format of the MNIST family: strict reading, memory-mapped."""
 
 import gzip
-import logging
-import os
-import tempfile
+import hashlib
+import zlib
+from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsparse.data.cache import cache_folder, cached
 from fedsparse.errors import DataError
 
-log = logging.getLogger(__name__)
+Bytes = NDArray[np.uint8]
 
 
-def cache_folder() -> Path:
-    """Return where decoded data sets are kept: $FEDSPARSE_CACHE, else below the user's cache folder."""
-    if chosen := os.environ.get("FEDSPARSE_CACHE"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedsparse"
-
-
-def read_idx(path: Path) -> NDArray[np.uint8]:
+def read_idx(path: Path) -> Bytes:
     """Read one IDX file of bytes, plain or gzipped.
+
+    The format: two zero bytes, the type (8: unsigned byte), the number of dimensions, each dimension as a big-endian
+    uint32, then the numbers in C order (LeCun, http://yann.lecun.com/exdb/mnist).
 
     Raises
     ------
@@ -31,50 +28,60 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         Where it is unreadable, no IDX file of bytes, truncated, or has bytes to spare.
     """
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            shape = _read_shape(path, file)
+            # One byte more than there should be tells a file with bytes to spare.
+            raw = file.read(prod(shape) + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}.") from None
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise DataError(f"{path} is no IDX file of bytes: it starts with {raw[:4].hex() or 'nothing'}.")
-    rank = raw[3]
-    head = 4 + 4 * rank
-    shape = tuple(int(n) for n in np.frombuffer(raw[4:head], dtype=">u4")) if len(raw) >= head else ()
-    expected = head + int(np.prod(shape, dtype=np.int64))
-    if len(shape) != rank or len(raw) != expected:
-        raise DataError(f"{path} is damaged: shape {shape} takes {expected} bytes, the file has {len(raw)}.")
-    return np.frombuffer(raw, dtype=np.uint8, offset=head).reshape(shape)
+    if len(raw) != prod(shape):
+        found = f"only {len(raw)}" if len(raw) < prod(shape) else "more"
+        raise DataError(f"{path} is damaged: shape {shape} takes {prod(shape)} bytes after its header, it has {found}.")
+    return np.frombuffer(raw, dtype=np.uint8).reshape(shape)
 
 
-def mapped(path: Path) -> NDArray[np.uint8]:
+def _read_shape(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[int, ...]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:3] != b"\x00\x00\x08":
+        raise DataError(f"{path} is no IDX file of bytes: it starts with {magic.hex() or 'nothing'}.")
+    head = file.read(4 * magic[3])
+    if not magic[3] or len(head) < 4 * magic[3]:
+        raise DataError(f"{path} is damaged: its header says {magic[3]} dimensions and has {len(head) // 4}.")
+    return tuple(int(n) for n in np.frombuffer(head, dtype=">u4"))
+
+
+def mapped(path: Path) -> Bytes:
     """Return the array of an IDX file as a memory map, so that all workers of a machine share one copy.
 
-    The decoded array is written to the cache once, by atomic rename; a changed source gets a new entry.
+    A plain file is mapped where it lies. A gzipped one is decoded into the cache once; a changed source, told by its
+    place, size and time, gets a new entry.
+
+    Raises
+    ------
+    DataError
+        As `read_idx`.
     """
-    stat = path.stat()
-    entry = cache_folder() / f"{path.resolve().parent.name}-{path.name}-{stat.st_size}-{stat.st_mtime_ns}.npy"
-    return cached(entry, lambda: read_idx(path))
-
-
-def cached(entry: Path, make) -> NDArray[np.uint8]:  # type: ignore[no-untyped-def]
-    """Return the array kept under `entry`, made on first use; in memory only where the cache cannot be written."""
-    if not entry.exists():
-        array = make()
-        try:
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            handle, partial = tempfile.mkstemp(dir=entry.parent, suffix=".partial")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    np.save(file, array, allow_pickle=False)
-                os.replace(partial, entry)
-            except BaseException:
-                os.unlink(partial)
-                raise
-        except OSError as error:
-            log.warning("data is kept in memory, once per process: cannot write %s (%s)", entry, error.strerror)
-            return array  # type: ignore[no-any-return]
+    if path.suffix != ".gz":
+        return _mapped_in_place(path)
     try:
-        return np.load(entry, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except (OSError, ValueError):
-        log.warning("the cache entry %s is damaged and is made again", entry)
-        entry.unlink(missing_ok=True)
-        return make()  # type: ignore[no-any-return]
+        stat = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error}.") from None
+    # Package managers give all files one time, so the place counts too.
+    identity = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    key = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+    return cached(
+        cache_folder() / f"{path.resolve().parent.name}-{path.name.removesuffix('.gz')}-{key}.npy", read_idx, path
+    )
+
+
+def _mapped_in_place(path: Path) -> Bytes:
+    try:
+        with path.open("rb") as file:
+            shape = _read_shape(path, file)
+            start, size = file.tell(), path.stat().st_size
+        if size != start + prod(shape) or not prod(shape):
+            return read_idx(path)  # which knows what is wrong
+        return np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=shape)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error}.") from None

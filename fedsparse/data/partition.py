@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsparse.compression.base import check_number, check_whole
 from fedsparse.errors import ConfigError
 from fedsparse.seeding import generator
-from fedsparse.spec import build, parse_stage
+from fedsparse.spec import Stage, build, parse_stage
 
 Indices = NDArray[np.int64]
 
@@ -27,6 +27,10 @@ class Partitioner(ABC):
         self, labels: Indices, num_clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
     ) -> list[Indices]:
         """Return each client's positions in `labels`."""
+
+    def __str__(self) -> str:
+        options = {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
+        return str(Stage(self.name, options={key: value for key, value in options.items() if value is not None}))
 
 
 PARTITIONS: dict[str, type[Partitioner]] = {}
@@ -62,7 +66,8 @@ def partition(
     """
     check_whole("partition", "num_clients", num_clients, 1)
     partitioner = make_partitioner(spec)
-    rng = generator(seed, "partition", spec, num_clients)
+    # The canonical form: how the user writes alpha must not change who gets what.
+    rng = generator(seed, "partition", str(partitioner), num_clients)
     parts = partitioner.divide(np.asarray(labels, dtype=np.int64), num_clients, rng, groups)
     return [rng.permutation(part).astype(np.int64) for part in parts]
 
@@ -88,6 +93,27 @@ def _by_owner(owner: NDArray[np.int64], num_clients: int) -> list[Indices]:
     return _split(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=num_clients))
 
 
+def _top_up(owner: NDArray[np.int64], num_clients: int, min_size: int, rng: np.random.Generator) -> None:
+    """Give every client at least `min_size` examples, taken at random from the largest clients."""
+    sizes = np.bincount(owner, minlength=num_clients)
+    if min_size * num_clients > owner.size:
+        raise ConfigError(
+            f"min_size = {min_size} for {num_clients} clients takes {min_size * num_clients} examples, the data has "
+            f"{owner.size}."
+        )
+    needs = np.maximum(min_size - sizes, 0)
+    # The highest size down to which the large clients must give for there to be enough.
+    low, high = min_size, int(sizes.max())
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if np.maximum(sizes - middle, 0).sum() >= needs.sum() else (low, middle - 1)
+    order = rng.permutation(owner.size)
+    order = order[np.argsort(owner[order], kind="stable")]
+    rank_within_client = np.arange(owner.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    spare = order[rank_within_client >= low]
+    owner[rng.permutation(spare)[: needs.sum()]] = np.repeat(np.arange(num_clients), needs)
+
+
 @_register
 @dataclass(frozen=True)
 class IID(Partitioner):
@@ -106,21 +132,27 @@ class IID(Partitioner):
 @_register
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
-    """Each class is divided by a draw from a Dirichlet distribution (Hsu et al. 2019; Yurochkin et al. 2019).
+    """Each class is divided by a draw from a Dirichlet distribution (Yurochkin et al. 2019; Hsu et al. 2019).
 
     Parameters
     ----------
     alpha : float
         Concentration: 0.1 is strongly non-IID, 100 nearly IID.
+    min_size : int, optional
+        Least number of examples of a client. The largest clients give what is missing, so that one draw is enough;
+        redrawing until it fits, as is often done, may never end.
     """
 
     alpha: float = 0.1
+    min_size: int | None = None
 
     name = "dirichlet"
     summary = "class proportions from a Dirichlet distribution; alpha=0.1 is strongly non-IID"
 
     def __post_init__(self) -> None:
         check_number(self.name, "alpha", self.alpha, 0.0, 1e6, open_low=True)
+        if self.min_size is not None:
+            check_whole(self.name, "min_size", self.min_size, 0)
 
     def divide(
         self, labels: Indices, num_clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
@@ -136,6 +168,8 @@ class Dirichlet(Partitioner):
             cuts = np.floor(np.cumsum(shares) * members.size).astype(np.int64).clip(0, members.size)
             cuts[-1] = members.size
             owner[members] = np.repeat(np.arange(num_clients), np.diff(cuts, prepend=0))
+        if self.min_size:
+            _top_up(owner, num_clients, self.min_size, rng)
         return _by_owner(owner, num_clients)
 
 
@@ -173,8 +207,8 @@ class Shards(Partitioner):
 class Pathological(Partitioner):
     """Each client has exactly k classes; a class's examples are shared equally by the clients that have it.
 
-    As in Hsieh et al. 2020 and much later work; a class that no client drew stays unused only where there are fewer
-    places than classes.
+    The label skew "#C = k" of Li et al. 2022, after McMahan et al. 2017. Where there are fewer places than classes,
+    the examples of the classes left over go to nobody. A class with fewer examples than clients leaves some without.
 
     Parameters
     ----------
@@ -220,27 +254,34 @@ class Pathological(Partitioner):
 @_register
 @dataclass(frozen=True)
 class QuantitySkew(Partitioner):
-    """Sizes from a Dirichlet distribution, classes IID (Li et al. 2022, quantity-based skew).
+    """Sizes from a Dirichlet distribution, classes IID (Li et al. 2022, quantity skew).
 
     Parameters
     ----------
     alpha : float
         Concentration: 0.5 gives very different sizes, 100 nearly equal ones.
+    min_size : int, optional
+        As in `Dirichlet`.
     """
 
     alpha: float = 0.5
+    min_size: int | None = None
 
     name = "quantity_skew"
     summary = "sizes from a Dirichlet distribution, classes mixed"
 
     def __post_init__(self) -> None:
         check_number(self.name, "alpha", self.alpha, 0.0, 1e6, open_low=True)
+        if self.min_size is not None:
+            check_whole(self.name, "min_size", self.min_size, 0)
 
     def divide(
         self, labels: Indices, num_clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
     ) -> list[Indices]:
         """Return every example to some client."""
-        return Dirichlet(self.alpha).divide(np.zeros(labels.size, dtype=np.int64), num_clients, rng, None)
+        return Dirichlet(self.alpha, self.min_size).divide(
+            np.zeros(labels.size, dtype=np.int64), num_clients, rng, None
+        )
 
 
 @_register

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedsparse.compression.base import check_whole
 from fedsparse.errors import ConfigError, unknown_name
@@ -66,12 +67,13 @@ class CNN:
         channels, height, width = _image(self.name, input_shape)
         flat = 32 * (height // 4) * (width // 4)
         return nn.Sequential(
+            # ReLU after pooling gives the same numbers and gradients as before it, from a quarter of the work.
             nn.Conv2d(channels, 16, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(16, 32, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Flatten(),
             nn.Linear(flat, 47),
             nn.ReLU(),
@@ -121,8 +123,15 @@ class ResNet18:
         )
 
 
-Spec = Softmax | MLP | CNN | ResNet18
-MODELS: dict[str, Callable[..., Spec]] = {
+class Recipe(Protocol):
+    """What a registered model is: a frozen dataclass whose fields are its options."""
+
+    def make(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Return a fresh network."""
+        ...
+
+
+MODELS: dict[str, Callable[..., Recipe]] = {
     "softmax": Softmax,
     "logistic": Softmax,
     "mlp": MLP,
@@ -151,17 +160,56 @@ def check_model(name: str) -> None:
 def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
     """Build a model by name, or by the user's ``package.module:callable(input_shape, num_classes)``.
 
-    The same seed gives the same initial numbers; torch's global random state stays as it was.
+    The same seed gives the same initial numbers; torch's global random state stays as it was. A user's model keeps what
+    it learns in parameters and buffers: other attributes do not travel, and are shared by the clients of a process.
+
+    Raises
+    ------
+    ConfigError
+        Unknown name or option; a user's callable that raises, or returns what cannot be trained.
     """
     check_model(name)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int_seed(seed, "model"))
+        # Not torch.manual_seed, which would seed the GPUs' generators, too.
+        torch.default_generator.manual_seed(int_seed(seed, "model"))
         if ":" not in name:
             return build(parse_stage(name), MODELS, "model").make(input_shape, num_classes)
-        try:
-            model = load_object(name, "model")(input_shape, num_classes)
-        except Exception as error:
-            raise ConfigError(f"model {name!r} raised {type(error).__name__}: {error}") from error
+        return _from_user(name, input_shape, num_classes)
+
+
+def _from_user(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    try:
+        model = load_object(name, "model")(input_shape, num_classes)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"model {name!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}.")
+    if any(
+        isinstance(p, UninitializedParameter | UninitializedBuffer) for p in (*model.parameters(), *model.buffers())
+    ):
+        _materialise(name, model, input_shape)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(f"model {name!r} has no parameter to train (with requires_grad).")
+    starts: dict[int, str] = {}
+    for key, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise ConfigError(f"model {name!r}: parameter {key!r} is complex; use its real and imaginary part.")
+        if parameter.numel() and (other := starts.setdefault(parameter.data_ptr(), key)) != key:
+            raise ConfigError(
+                f"model {name!r}: parameters {other!r} and {key!r} share memory; to tie weights, assign the same "
+                "Parameter to both modules."
+            )
     return model
+
+
+def _materialise(name: str, model: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Let lazy layers see one example: they have no shape before."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, *input_shape))
+    except Exception as error:
+        raise ConfigError(
+            f"model {name!r} does not take examples of shape {input_shape}: {type(error).__name__}: {error}"
+        ) from error
+    model.train()

@@ -1,6 +1,5 @@
 """From a TOML file, `--set` and variants to resolved scenarios, and back to TOML."""
 
-import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -142,7 +141,7 @@ def find(source: str | Path) -> Path:
     names = shipped()
     if str(source) in names:
         return names[str(source)]
-    raise unknown_name("scenario", str(source), [*names, "(or the path of a .toml file)"])
+    raise ConfigError(f"{unknown_name('scenario', str(source), names)} A path to a .toml file is allowed too.")
 
 
 def _variant(entry: Any) -> Any:

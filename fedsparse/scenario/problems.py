@@ -34,13 +34,17 @@ def about(key: str) -> Iterator[None]:
 
 
 def unknown_key(key: str, allowed: set[str]) -> str:
-    """Say that a key does not exist, and which one was probably meant."""
-    last = key.rpartition(".")[2]
-    same_name = sorted(name for name in all_keys() if name.rpartition(".")[2] == last)
-    near = same_name or get_close_matches(key, sorted(allowed), n=1, cutoff=0.5)
-    near = near or [name for name in sorted(all_keys()) if get_close_matches(last, [name.rpartition(".")[2]], cutoff=0.7)]
+    """Say that a key does not exist, which one was probably meant, and what its table has."""
+    table, _, last = key.rpartition(".")
+    leaves = {name: name.rpartition(".")[2] for name in sorted(all_keys())}
+    near = [name for name, leaf in leaves.items() if leaf == last and name != key]
+    near = near or get_close_matches(key, sorted(allowed), n=1, cutoff=0.6)
+    near = near or [name for name, leaf in leaves.items() if get_close_matches(last, [leaf], cutoff=0.7)]
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown key {key!r}.{hint} Allowed: {', '.join(sorted(allowed))}."
+    if table in sections():
+        allowed = {name for name in allowed if name.startswith(f"{table}.")}
+    listed = ", ".join(sorted(allowed)) if len(allowed) < 20 else "see `fedsparse list keys`"
+    return f"unknown key {key!r}.{hint} Allowed: {listed}."
 
 
 def _line(item: Any, values: Any) -> str:

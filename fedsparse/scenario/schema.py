@@ -26,9 +26,9 @@ class Data(Section):
     """Which data, and how it is split over the clients."""
 
     dataset: Text = Field(description='a data set\'s name such as "fashion-mnist", or "package.module:callable"')
-    data_dir: Text | None = Field(None, description="the folder that holds the data set's files")
+    data_dir: Text | None = Field(default=None, description="the folder that holds the data set's files")
     num_clients: PositiveInt = Field(description="a whole number of at least 1")
-    partition: Text = Field("iid", description='a partition such as "dirichlet(alpha=0.1)"')
+    partition: Text = Field(default="iid", description='a partition such as "dirichlet(alpha=0.1)"')
 
 
 class Model(Section):
@@ -40,50 +40,62 @@ class Model(Section):
 class Train(Section):
     """Local training, and how many clients take part in a round."""
 
-    local_epochs: PositiveInt | None = Field(None, description="a whole number of at least 1, instead of local_steps")
-    local_steps: PositiveInt | None = Field(None, description="a whole number of at least 1, instead of local_epochs")
-    batch_size: PositiveInt = Field(32, description="a whole number of at least 1")
+    local_epochs: PositiveInt | None = Field(
+        default=None, description="a whole number of at least 1, instead of local_steps"
+    )
+    local_steps: PositiveInt | None = Field(
+        default=None, description="a whole number of at least 1, instead of local_epochs"
+    )
+    batch_size: PositiveInt = Field(default=32, description="a whole number of at least 1")
     lr: Positive = Field(description="a number above 0")
-    momentum: float = Field(0.0, ge=0, lt=1, description="a number from 0 up to, not including, 1")
-    weight_decay: NotNegative = Field(0.0, description="a number of at least 0")
-    lr_schedule: Text = Field("constant", description="a learning-rate schedule")
-    proximal_mu: NotNegative = Field(0.0, description="a number of at least 0")
-    clip_norm: Positive | None = Field(None, description="a number above 0: the largest gradient norm")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="a number from 0 up to, not including, 1")
+    weight_decay: NotNegative = Field(default=0.0, description="a number of at least 0")
+    lr_schedule: Text = Field(default="constant", description="a learning-rate schedule")
+    proximal_mu: NotNegative = Field(default=0.0, description="a number of at least 0")
+    clip_norm: Positive | None = Field(default=None, description="a number above 0: the largest gradient norm")
     clients_per_round: PositiveInt | None = Field(
-        None, description="a whole number from 1 to data.num_clients; without it, all clients"
+        default=None, description="a whole number from 1 to data.num_clients; without it, all clients"
     )
 
 
 class Strategy(Section):
     """The Flower strategy that aggregates."""
 
-    name: Text = Field("FedAvg", description="a class of flwr.serverapp.strategy")
-    weighting: Literal["num_examples", "uniform"] = Field("num_examples", description='"num_examples" or "uniform"')
-    options: dict[str, Any] = Field({}, description="a table of options for the strategy's constructor")
+    name: Text = Field(default="FedAvg", description="a class of flwr.serverapp.strategy")
+    weighting: Literal["num_examples", "uniform"] = Field(
+        default="num_examples", description='"num_examples" or "uniform"'
+    )
+    options: dict[str, Any] = Field(default={}, description="a table of options for the strategy's constructor")
 
 
 class Compression(Section):
     """How clients compress their updates."""
 
-    uplink: Text = Field("none", description='a compressor such as "topk(density=0.01)|sign"')
-    error_memory: bool = Field(True, description="true or false")
+    uplink: Text = Field(default="none", description='a compressor such as "topk(density=0.01)|sign"')
+    error_memory: bool = Field(default=True, description="true or false")
 
 
 class Engine(Section):
     """What the clients run on."""
 
-    name: EngineName = Field("ray", description=", ".join(get_args(EngineName)))
-    num_cpus: Positive = Field(1.0, description="a number above 0: the CPUs of one client")
-    num_gpus: NotNegative = Field(0.0, description="a number of at least 0: the GPUs of one client; may be a fraction")
-    max_workers: PositiveInt | None = Field(
-        None, description="a whole number of at least 1: the clients that run at the same time"
+    name: EngineName = Field(default="ray", description=", ".join(get_args(EngineName)))
+    num_cpus: Positive = Field(default=1.0, description="a number above 0: the CPUs of one client")
+    num_gpus: NotNegative = Field(
+        default=0.0, description="a number of at least 0: the GPUs of one client; may be a fraction"
     )
-    address: Text | None = Field(None, description="the address of a running Ray cluster")
-    timeout: Positive | None = Field(None, description="a number of seconds above 0: the longest a round may wait")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description='"auto", "cpu" or "cuda"')
-    num_threads: PositiveInt = Field(1, description="a whole number of at least 1: the torch threads of one client")
+    max_workers: PositiveInt | None = Field(
+        default=None, description="a whole number of at least 1: the clients that run at the same time"
+    )
+    address: Text | None = Field(default=None, description="the address of a running Ray cluster")
+    timeout: Positive | None = Field(
+        default=None, description="a number of seconds above 0: the longest a round may wait"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description='"auto", "cpu" or "cuda"')
+    num_threads: PositiveInt = Field(
+        default=1, description="a whole number of at least 1: the torch threads of one client"
+    )
     max_retries: Annotated[int, Field(ge=0)] = Field(
-        2, description="a whole number of at least 0: further tries of a client whose worker died"
+        default=2, description="a whole number of at least 0: further tries of a client whose worker died"
     )
 
 
@@ -91,34 +103,37 @@ class Variant(Section):
     """One of the settings that a comparison runs: a name, and the keys that differ."""
 
     name: str = Field(pattern=FILE_NAME, max_length=80, description="a name that is also a valid folder name")
-    overrides: dict[str, Any] = Field({}, description="keys of the scenario, such as compression.uplink")
+    overrides: dict[str, Any] = Field(default={}, description="keys of the scenario, such as compression.uplink")
 
 
 class Scenario(Section):
     """A whole experiment: everything that its results depend on."""
 
     name: str = Field(pattern=FILE_NAME, max_length=80, description="a name that is also a valid folder name")
-    description: str = Field("", description="a sentence on what the scenario is for")
-    seed: int = Field(0, ge=0, lt=2**63, description="a whole number of at least 0")
+    description: str = Field(default="", description="a sentence on what the scenario is for")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="a whole number of at least 0")
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] | None, Strict(False)] = Field(
-        None, min_length=1, description="a list of different whole numbers of at least 0, for compare"
+        default=None, min_length=1, description="a list of different whole numbers of at least 0, for compare"
     )
     rounds: PositiveInt = Field(description="a whole number of at least 1")
     target_accuracy: float | None = Field(
-        None, gt=0, le=1, description="a number above 0, at most 1: the accuracy at which bytes and rounds are counted"
+        default=None,
+        gt=0,
+        le=1,
+        description="a number above 0, at most 1: the accuracy at which bytes and rounds are counted",
     )
     data: Data = Field(description="a table")
     model: Model = Field(description="a table")
     train: Train = Field(description="a table")
-    strategy: Strategy = Field(Strategy(), description="a table")
-    compression: Compression = Field(Compression(), description="a table")
-    engine: Engine = Field(Engine(), description="a table")
-    variant: tuple[Variant, ...] = Field((), description="tables [[variant]], each with a name", strict=False)
+    strategy: Strategy = Field(default=Strategy(), description="a table")
+    compression: Compression = Field(default=Compression(), description="a table")
+    engine: Engine = Field(default=Engine(), description="a table")
+    variant: tuple[Variant, ...] = Field(default=(), description="tables [[variant]], each with a name", strict=False)
 
     def job(self) -> str:
         """Return what a client must know, as the JSON text that travels in every train message."""
         data, train = self.data, self.train
-        sent = ("local_epochs", "local_steps", "batch_size", "lr", "momentum", "weight_decay", "lr_schedule")
+        local = train.model_dump(exclude={"clients_per_round"})
         return json.dumps(
             {
                 "seed": self.seed,
@@ -129,14 +144,9 @@ class Scenario(Section):
                     "partition": data.partition,
                 },
                 "model": {"name": self.model.name},
-                "train": {
-                    **{key: getattr(train, key) for key in sent},
-                    "proximal_mu": train.proximal_mu,
-                    "rounds": self.rounds,
-                },
+                "train": {**local, "rounds": self.rounds},
                 "device": self.engine.device,
                 "num_threads": self.engine.num_threads,
-                "clip_norm": train.clip_norm,
             },
             sort_keys=True,
         )

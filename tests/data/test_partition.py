@@ -1,5 +1,7 @@
 """Divisions of examples among clients: disjoint, seeded, complete where they claim to be."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,6 +39,33 @@ def test_disjoint_seeded_and_complete(spec, n, classes, clients, seed):
         assert everything.size == n
     again = partition(spec, labels, clients, seed)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    kind=st.sampled_from(["dirichlet", "quantity_skew"]),
+    clients=st.integers(1, 40),
+    min_size=st.integers(0, 10),
+    spare=st.integers(0, 300),
+    seed=st.integers(0, 2**40),
+)
+def test_min_size_holds_and_moves_no_more_than_needed(kind, clients, min_size, spare, seed):
+    labels = np.random.default_rng(seed).integers(0, 5, clients * min_size + spare)
+    if not labels.size:
+        return
+    parts = partition(f"{kind}(alpha=0.05, min_size={min_size})", labels, clients, seed)
+    sizes = np.array([part.size for part in parts])
+    assert sizes.min() >= min_size
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(labels.size))
+    with pytest.raises(ConfigError, match="the data has"):
+        partition(f"{kind}(min_size={labels.size + 1})", labels, clients, seed)
+
+
+@pytest.mark.parametrize("spelling", ["dirichlet", "dirichlet( alpha = 0.10 )", "dirichlet(alpha=1e-1)"])
+def test_spelling_does_not_change_who_gets_what(spelling):
+    labels = np.arange(1000) % 10
+    one, other = (partition(spec, labels, 10, 0) for spec in ("dirichlet(alpha=0.1)", spelling))
+    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_seeds_and_purposes_matter():
@@ -84,8 +113,10 @@ def test_natural_clients():
 
 def test_ten_thousand_clients():
     labels = np.random.default_rng(0).integers(0, 10, 60_000)
-    for spec in SPECS:
+    for spec in [*SPECS, "dirichlet(alpha=1e-300)", "quantity_skew(alpha=0.5, min_size=3)"]:
+        start = time.process_time()
         assert len(partition(spec, labels, 10_000, 0)) == 10_000
+        assert time.process_time() - start < 2.0, spec
 
 
 @pytest.mark.parametrize(

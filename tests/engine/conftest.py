@@ -15,11 +15,6 @@ from fedsparse.engine import FIRST_NODE_ID, InlineGrid, _workspace
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Ray opens /dev/null for the processes that it starts, and leaves them to the garbage collector."""
-    config.addinivalue_line("filterwarnings", r"ignore:unclosed file <_io.\w+ name='/dev/null':ResourceWarning")
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _identity() -> None:
     """Messages can be built once this process has had an engine."""

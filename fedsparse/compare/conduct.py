@@ -1,0 +1,184 @@
+"""Run every variant with every seed, and write down what came out."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsparse.compare.results import Comparison, read_run, read_runs, variant_folder
+from fedsparse.compare.table import csv_text
+from fedsparse.errors import ConfigError, RunError
+from fedsparse.run import Grids, RoundDone, RunFolder, Started, environment, run_scenario
+from fedsparse.run.folder import RUNS, SCENARIO, SUMMARY, TABLE, check_output, clear, is_ours, write_text
+from fedsparse.scenario import Scenario, apply_overrides, expand, to_toml, validate_deep
+
+
+@dataclass(frozen=True)
+class RunBegins:
+    """A run of a comparison begins, or an earlier process has completed it already."""
+
+    variant: str
+    seed: int
+    number: int
+    total: int
+    done_before: bool
+
+
+@dataclass(frozen=True)
+class RunEnds:
+    """A run of a comparison is over; `error` says why it failed."""
+
+    variant: str
+    seed: int
+    error: str | None
+
+
+Listener = Callable[[RunBegins | RunEnds | Started | RoundDone], None]
+
+
+def compare_scenario(
+    scenario: Scenario,
+    out: str | os.PathLike[str],
+    *,
+    seeds: Sequence[int] | None = None,
+    engine: str | None = None,
+    on_event: Listener | None = None,
+    verbose: bool = False,
+    overwrite: bool = False,
+    command: str | None = None,
+) -> Comparison:
+    """Run all variants with all seeds; the same seed gives the same data split, initial model and cohorts.
+
+    A comparison that was stopped goes on where it was when it is called again; one run that fails does not stop the
+    others.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With its variants; without any, it is compared with nothing.
+    out : path
+        Folder of the comparison; runs go to ``<variant>/seed-<seed>`` in it.
+    seeds : sequence of int, optional
+        Default: the scenario's `seeds`, or its `seed`.
+    engine, on_event, verbose, overwrite, command
+        As in `fedsparse.run.run_scenario`.
+
+    Raises
+    ------
+    ConfigError, DataError
+        What is wrong with any variant, before the first run starts.
+    """
+    chosen = tuple(seeds) if seeds is not None else scenario.seeds or (scenario.seed,)
+    if engine is not None:
+        scenario = apply_overrides(scenario, [f"engine.name={engine}"])
+    scenario = apply_overrides(scenario, [f"seeds={list(chosen)}"])
+    variants = expand(scenario)
+    for resolved in variants.values():
+        validate_deep(resolved)
+    path = Path(out)
+    _prepare(path, scenario, overwrite)
+    command = command or environment.command()
+    facts: dict[str, Any] = {
+        "status": "running",
+        "command": command,
+        "machine": environment.machine(),
+        "versions": environment.versions(),
+        "started": environment.now(),
+        "engine": scenario.engine.name,
+    }
+    began = time.monotonic()
+
+    def write(status: str) -> Comparison:
+        comparison = read_runs(path, scenario, chosen, facts | {"status": status, "wall_s": _since(began)})
+        _write(path, comparison)
+        return comparison
+
+    write("running")
+    tell = on_event or (lambda event: None)
+    plan = [(name, seed) for seed in chosen for name in variants]
+    failed = False
+    try:
+        with Grids(path / ".memory", verbose=verbose) as grids:
+            for number, (name, seed) in enumerate(plan, 1):
+                one = variants[name].model_copy(update={"seed": seed, "seeds": None})
+                folder = variant_folder(path, name, seed)
+                done = _completed(folder, one)
+                tell(RunBegins(name, seed, number, len(plan), done))
+                if done:
+                    continue
+                error = None
+                try:
+                    run_scenario(
+                        one, folder, on_event=tell, verbose=verbose, overwrite=True, command=command, grids=grids
+                    )
+                except RunError as problem:
+                    error, failed = str(problem), True
+                tell(RunEnds(name, seed, error))
+                write("running")
+    except KeyboardInterrupt:
+        write("interrupted")
+        raise
+    except Exception:
+        write("failed")
+        raise
+    return write("failed" if failed else "completed")
+
+
+def _prepare(path: Path, scenario: Scenario, overwrite: bool) -> None:
+    """Take over the folder: a new one, or that of the same comparison."""
+    if path.is_dir() and is_ours(path) and not overwrite and _same(path, scenario):
+        return
+    check_output(path, overwrite=overwrite)
+    try:
+        clear(path)
+        path.mkdir(parents=True, exist_ok=True)
+        write_text(path / SCENARIO, to_toml(scenario))
+    except OSError as error:
+        raise ConfigError(f"cannot write into the output folder {path}: {error.strerror}.") from None
+
+
+def _same(path: Path, scenario: Scenario) -> bool:
+    """Whether a folder holds this comparison, maybe with other seeds; if so, it is now for these seeds."""
+    try:
+        before = RunFolder(path).scenario()
+    except ConfigError:
+        return False
+    if before.model_copy(update={"seeds": None}) != scenario.model_copy(update={"seeds": None}):
+        return False
+    write_text(path / SCENARIO, to_toml(scenario))
+    return True
+
+
+def _completed(folder: Path, scenario: Scenario) -> bool:
+    run = read_run(folder)
+    return run is not None and run.completed and RunFolder(folder).scenario() == scenario
+
+
+def _write(path: Path, comparison: Comparison) -> None:
+    content = comparison.to_json()
+    RunFolder(path).write_json(SUMMARY, content)
+    write_text(path / TABLE, csv_text(*_flat(content["variants"])))
+    write_text(path / RUNS, csv_text(*_flat(content["runs"])))
+
+
+def _flat(entries: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
+    """Lay out dicts as a table; nested dicts become several columns, lists a text."""
+    lines = []
+    for entry in entries:
+        line: dict[str, object] = {}
+        for key, value in entry.items():
+            if isinstance(value, dict):
+                line.update({f"{key}_{inner}": content for inner, content in value.items()})
+            elif isinstance(value, list):
+                line[key] = " ".join("-" if item is None else str(item) for item in value)
+            else:
+                line[key] = value
+        lines.append(line)
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    return columns, [[line.get(column) for column in columns] for line in lines]
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 3)

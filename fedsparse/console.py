@@ -1,0 +1,135 @@
+"""What the command line shows while runs go on."""
+
+import sys
+import time
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedsparse.compare.conduct import RunBegins, RunEnds
+from fedsparse.compare.results import Comparison
+from fedsparse.compare.table import digits
+from fedsparse.run import RoundDone, Started
+
+PLAIN_EVERY_S = 15.0
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def fail(text: str) -> None:
+    """Show an error that the user can act on."""
+    err.print("error:", style="bold red", end=" ")
+    err.print(text, markup=False)
+
+
+class Watch:
+    """Shows the rounds of one run, or of all runs of a comparison: a bar on a terminal, a few plain lines elsewhere.
+
+    Parameters
+    ----------
+    rounds : int
+        Rounds of all runs together.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds, self._done = rounds, 0
+        self._label, self._spent, self._accuracy = "", 0, ""
+        self._last_line = self._began = time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.fields[label]}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[state]}", markup=False),
+            TimeRemainingColumn(compact=True),
+            console=out,
+            transient=True,
+            disable=not out.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=rounds, label="starting", state="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, event: RunBegins | RunEnds | Started | RoundDone) -> None:
+        """Take in an event."""
+        if isinstance(event, RunBegins):
+            self._begin(event)
+        elif isinstance(event, RunEnds):
+            self._end(event)
+        elif isinstance(event, RoundDone):
+            self._round(event)
+        else:
+            self._spent = 0
+            self._show(f"round 0/{event.scenario.rounds}  accuracy {100 * event.initial_accuracy:.1f} %")
+
+    def _begin(self, event: RunBegins) -> None:
+        self._label = f"[{event.number}/{event.total}] {event.variant}, seed {event.seed}"
+        if event.done_before:
+            self._say(f"{self._label}: done before")
+        else:
+            self._show("starting")
+
+    def _end(self, event: RunEnds) -> None:
+        self._say(f"{self._label}: failed: {event.error}" if event.error else f"{self._label}: {self._accuracy}")
+
+    def _round(self, event: RoundDone) -> None:
+        line = event.line
+        self._done += 1
+        self._spent += line["uplink_bytes"]
+        self._accuracy = f"accuracy {100 * line['eval_accuracy']:.1f} %, uplink {digits(self._spent / 1e6)} MB"
+        failed = f"  {len(line['failed'])} failed" if line["failed"] else ""
+        text = f"round {line['round']}/{event.scenario.rounds}  {self._accuracy.replace(', ', '  ')}{failed}"
+        self._show(text)
+        last = line["round"] == event.scenario.rounds and not self._label
+        if not out.is_terminal and (last or time.monotonic() - self._last_line > PLAIN_EVERY_S):
+            self._last_line = time.monotonic()
+            self._say(f"{self._label}{'  ' if self._label else ''}{text}{self._left()}")
+
+    def _left(self) -> str:
+        left = (time.monotonic() - self._began) / self._done * (self._rounds - self._done)
+        return f"  about {left:.0f} s left" if left >= 1 else ""
+
+    def _show(self, state: str) -> None:
+        self._bar.update(self._task, completed=self._done, label=self._label, state=state)
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False)
+
+
+def show_table(comparison: Comparison) -> None:
+    """Print a comparison's table and what it comes to."""
+    from rich.table import Table
+
+    from fedsparse.compare.table import header, rows
+    from fedsparse.report import findings
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for number, title in enumerate(header(comparison)):
+        table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for cells in rows(comparison):
+        table.add_row(*cells)
+    out.print()
+    Console(highlight=False, width=None if out.is_terminal else 160).print(table)
+    out.print()
+    for sentence in findings(comparison):
+        out.print(sentence, markup=False)
+    out.print()
+
+
+def show_listing(title: str, columns: list[str], lines: list[list[Any]]) -> None:
+    """Print one table of `fedsparse list`."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
+    for line in lines:
+        table.add_row(*(str(cell) for cell in line))
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    console.print()

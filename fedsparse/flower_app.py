@@ -1,0 +1,76 @@
+"""The ServerApp for Flower's own commands: `flwr run .`, the Simulation Engine, a SuperLink with SuperNodes."""
+
+import shlex
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedsparse.errors import ConfigError
+from fedsparse.run import RoundDone, RunFolder, Started
+from fedsparse.run.conduct import conduct, run_name
+from fedsparse.run.folder import ROUNDS, SCENARIO
+from fedsparse.run.task import Task
+from fedsparse.scenario import Scenario, apply_overrides, from_toml, load, shipped, validate_deep
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the scenario of the run config.
+
+    Its keys: ``scenario`` (a file, the name of one that comes with fedsparse, or its text), ``overrides`` (like
+    ``"rounds=3 train.lr=0.1"``), ``out`` (the folder of the run; default ``runs/NAME-RUN_ID`` where this process runs),
+    ``command`` (for the record).
+    """
+    config = context.run_config
+    scenario = apply_overrides(_scenario(str(config["scenario"])), shlex.split(str(config.get("overrides", ""))))
+    scenario = apply_overrides(scenario.model_copy(update={"variant": ()}), ["engine.name=flower"])
+    validate_deep(scenario)
+    out = Path(str(config.get("out", "")) or f"runs/{scenario.name}-{context.run_id}").absolute()
+    folder = _folder(out, scenario)
+    name = run_name(scenario, out) if config.get("memory-dir") else f"{scenario.name}-{context.run_id}"
+    print(f"the run folder is {out}", flush=True)
+    conduct(
+        scenario,
+        Task(scenario),
+        folder,
+        grid,
+        name,
+        str(config.get("command") or f"flwr run . --run-config 'scenario=\"{scenario.name}\"'"),
+        _tell,
+        keep_model=True,
+    )
+
+
+def _scenario(source: str) -> Scenario:
+    if "\n" in source:
+        return from_toml(source, "the run config's scenario")
+    path = Path(source)
+    # Inside Flower's app bundle the working directory is not the app's.
+    beside = Path(__file__).parents[1] / path
+    if not path.is_file() and path.stem in shipped() and not beside.is_file():
+        return load(path.stem)
+    return load(beside if beside.is_file() else path)
+
+
+def _folder(out: Path, scenario: Scenario) -> RunFolder:
+    """Go on in the folder that `fedsparse run --engine flower` has prepared, or make one."""
+    if (out / SCENARIO).is_file() and (out / ROUNDS).is_file() and (out / ROUNDS).stat().st_size == 0:
+        folder = RunFolder(out)
+        if folder.scenario() != scenario:
+            raise ConfigError(f"the output folder {out} was made for another scenario: choose another.")
+        return folder
+    return RunFolder.create(out, scenario)
+
+
+def _tell(event: Started | RoundDone) -> None:
+    """Say how it goes, where Flower's log shows it."""
+    if isinstance(event, RoundDone):
+        line = event.line
+        print(
+            f"round {line['round']} of {event.scenario.rounds}: accuracy {line['eval_accuracy']:.4f}, "
+            f"uplink {line['uplink_bytes']} bytes",
+            flush=True,
+        )

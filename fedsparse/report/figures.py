@@ -1,0 +1,164 @@
+"""The plots of a report, as plain plotly.js figures.
+
+Colours of text, grid and background come later, from the reader's light or dark theme.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedsparse.compare.results import Comparison, Run, Variant
+
+# Okabe and Ito: told apart by colour-blind readers; with the dashes, also in a grey print.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MOST_CLIENTS = 200
+
+Figure = dict[str, Any]
+Value = Callable[[dict[str, Any]], float | None]
+
+
+def colour(number: int) -> str:
+    """Return the colour of a variant, the same in every plot and in the table."""
+    return PALETTE[number % len(PALETTE)]
+
+
+def accuracy_by_bytes(comparison: Comparison) -> Figure:
+    """Test accuracy against uplink bytes so far, on a logarithmic axis."""
+    figure = _curves(comparison, lambda line: _percent(line["eval_accuracy"]), x=_spent)
+    figure["layout"] |= _axes("uplink so far, MB (logarithmic)", "test accuracy, %")
+    figure["layout"]["xaxis"] |= {"type": "log", "dtick": 1, "minor": {"dtick": "D1", "showgrid": True}}
+    return _with_target(figure, comparison)
+
+
+def accuracy_by_round(comparison: Comparison) -> Figure:
+    """Test accuracy against rounds."""
+    figure = _curves(comparison, lambda line: _percent(line["eval_accuracy"]), x=_round_numbers)
+    figure["layout"] |= _axes("round", "test accuracy, %")
+    return _with_target(figure, comparison)
+
+
+def density_by_round(comparison: Comparison) -> Figure:
+    """Mean fraction of the coordinates that a client sent."""
+    figure = _curves(comparison, lambda line: _percent(line["density"]), x=_round_numbers)
+    figure["layout"] |= _axes("round", "coordinates sent, % (logarithmic)")
+    figure["layout"]["yaxis"] |= {"type": "log", "dtick": 1, "minor": {"dtick": "D1", "showgrid": True}}
+    figure["layout"]["showlegend"] = False
+    return figure
+
+
+def residual_by_round(comparison: Comparison) -> Figure | None:
+    """Mean norm of the error memory, without variants that have none."""
+    lossy = [
+        variant
+        for variant in comparison.variants
+        if any(line["residual_norm"] for run in variant.runs if run is not None for line in run.lines)
+    ]
+    if not lossy:
+        return None
+    figure = _curves(comparison, lambda line: line["residual_norm"], x=_round_numbers, only=lossy)
+    figure["layout"] |= _axes("round", "norm of the error memory, mean")
+    figure["layout"]["yaxis"] |= {"rangemode": "tozero"}
+    figure["layout"]["showlegend"] = False
+    return figure
+
+
+def label_distribution(comparison: Comparison) -> Figure | None:
+    """How many examples of each class each client has."""
+    if comparison.division is None:
+        return None
+    counts = comparison.division["label_counts"][:MOST_CLIENTS]
+    classes = list(range(comparison.division["num_classes"]))
+    heat = {
+        "type": "heatmap",
+        "x": list(range(len(counts))),
+        "y": classes,
+        "z": [[row[label] for row in counts] for label in classes],
+        "xgap": 1,
+        "ygap": 1,
+        "colorbar": {"title": {"text": "examples"}, "thickness": 14, "outlinewidth": 0},
+        "hovertemplate": "client %{x}, class %{y}: %{z} examples<extra></extra>",
+    }
+    layout = _axes("client", "class")
+    layout["yaxis"] |= {"dtick": 1 if len(classes) <= 20 else None, "showgrid": False}
+    layout["xaxis"] |= {"showgrid": False}
+    return {"data": [heat], "layout": layout | {"height": 360}}
+
+
+def _curves(
+    comparison: Comparison, y: Value, *, x: Callable[[Run], list[float]], only: Sequence[Variant] | None = None
+) -> Figure:
+    traces: list[Figure] = []
+    for number, variant in enumerate(comparison.variants):
+        runs = [run for run in variant.runs if run is not None and run.lines]
+        if runs and (only is None or variant in only):
+            traces += _variant_traces(variant.name, number, runs, y, x)
+    return {"data": traces, "layout": {"hovermode": "closest"}}
+
+
+def _variant_traces(name: str, number: int, runs: list[Run], y: Value, x: Callable[[Run], list[float]]) -> list[Figure]:
+    """Return thin lines for single runs, a band from the lowest to the highest, and the mean on top."""
+    tint = colour(number)
+    columns = [([y(line) for line in run.lines], x(run)) for run in runs]
+    common = {"type": "scatter", "legendgroup": name, "mode": "lines"}
+    thin = [
+        common | {"x": xs, "y": ys, "showlegend": False, "hoverinfo": "skip", "opacity": 0.35}
+        | {"line": {"color": tint, "width": 1}}
+        for ys, xs in columns
+        if len(runs) > 1
+    ]  # fmt: skip
+    length = min(len(ys) for ys, _ in columns)
+    points = []
+    for index in range(length):
+        ys = [column[index] for column, _ in columns]
+        values = [value for value in ys if value is not None]
+        if len(values) == len(ys):
+            mean_x = sum(xs[index] for _, xs in columns) / len(columns)
+            points.append((mean_x, sum(values) / len(values), min(values), max(values), index + 1))
+    band = []
+    if len(runs) > 1 and points:
+        edge_x = [p[0] for p in points] + [p[0] for p in reversed(points)]
+        edge_y = [p[3] for p in points] + [p[2] for p in reversed(points)]
+        band = [
+            common | {"x": edge_x, "y": edge_y, "fill": "toself", "fillcolor": f"{tint}26", "line": {"width": 0}}
+            | {"showlegend": False, "hoverinfo": "skip"}
+        ]  # fmt: skip
+    dash = DASHES[number // len(PALETTE) % len(DASHES)] if number >= len(PALETTE) else DASHES[number % 4]
+    mean = common | {
+        "name": name,
+        "x": [p[0] for p in points],
+        "y": [p[1] for p in points],
+        "customdata": [p[4] for p in points],
+        "line": {"color": tint, "width": 2.5, "dash": dash},
+        "hovertemplate": f"{name}, round %{{customdata}}<br>%{{x:.4~g}} → %{{y:.4~g}}<extra></extra>",
+    }
+    return [*band, *thin, mean]
+
+
+def _spent(run: Run) -> list[float]:
+    total, spent = 0, []
+    for line in run.lines:
+        total += line["uplink_bytes"]
+        spent.append(total / 1e6)
+    return spent
+
+
+def _round_numbers(run: Run) -> list[float]:
+    return [line["round"] for line in run.lines]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _axes(x: str, y: str) -> Figure:
+    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+
+
+def _with_target(figure: Figure, comparison: Comparison) -> Figure:
+    if comparison.shows_target and comparison.target is not None:
+        level = 100 * comparison.target
+        line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level}
+        figure["layout"]["shapes"] = [line | {"line": {"width": 1, "dash": "dot"}}]
+        note = {"text": f"target {level:.1f} %", "xref": "paper", "x": 0, "y": level, "showarrow": False}
+        figure["layout"]["annotations"] = [note | {"xanchor": "left", "yanchor": "bottom"}]
+    return figure

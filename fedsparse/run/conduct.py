@@ -1,0 +1,202 @@
+"""Run a scenario on an engine, and leave a folder that tells the truth however it ends."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsparse.run import environment
+from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, check_output
+from fedsparse.run.grids import Grids
+from fedsparse.run.logs import logs
+from fedsparse.run.summary import Summary, summarise
+from fedsparse.scenario import Scenario, validate_deep
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+    from fedsparse.run.task import Task
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins."""
+
+    scenario: Scenario
+    num_parameters: int
+    initial_accuracy: float
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A round is over; `line` is what rounds.jsonl has of it."""
+
+    scenario: Scenario
+    line: dict[str, Any]
+
+
+Listener = Callable[[Started | RoundDone], None]
+
+
+def run_scenario(
+    scenario: Scenario,
+    out: str | os.PathLike[str],
+    *,
+    engine: str | None = None,
+    on_event: Listener | None = None,
+    verbose: bool = False,
+    overwrite: bool = False,
+    command: str | None = None,
+    grids: Grids | None = None,
+) -> Summary:
+    """Run one scenario and write its folder.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        What to run; its variants are ignored.
+    out : path
+        Folder of the run.
+    engine : str, optional
+        Takes the place of the scenario's engine.
+    on_event : callable, optional
+        Told when the run starts and after each round.
+    verbose : bool
+        Let the engine log.
+    overwrite : bool
+        Replace an earlier run in `out`.
+    command : str, optional
+        How to run this again, for the record; default: this process's command line.
+    grids : Grids, optional
+        Engines shared with other runs.
+
+    Returns
+    -------
+    Summary
+        Also in summary.json.
+
+    Raises
+    ------
+    ConfigError, DataError
+        What is wrong with the scenario or the output, before anything starts.
+    RunError
+        The run failed; its folder says so as well.
+    KeyboardInterrupt
+        On Ctrl-C or SIGTERM, after a valid folder with the model so far has been written.
+    """
+    scenario = scenario.model_copy(update={"variant": ()})
+    if engine is not None and engine != scenario.engine.name:
+        from fedsparse.scenario import apply_overrides
+
+        scenario = apply_overrides(scenario, [f"engine.name={engine}"])
+    validate_deep(scenario)
+    check_output(out, overwrite=overwrite)
+    command = command or environment.command()
+    with _terminates(), logs(verbose):
+        if scenario.engine.name == "flower":
+            from fedsparse.run.on_flower import run_on_flower
+
+            return run_on_flower(scenario, Path(out), on_event, verbose, overwrite, command)
+        grids, folder, name = grids or Grids(verbose=verbose), RunFolder(out), run_name(scenario, out)
+        with grids.open(scenario, folder.memory) as grid:
+            from fedsparse.run.task import Task
+
+            task = Task(scenario)
+            folder = RunFolder.create(out, scenario, overwrite=overwrite)
+            grids.link(folder.memory, name)
+            return conduct(scenario, task, folder, grid, name, command, on_event)
+
+
+def run_name(scenario: Scenario, out: str | os.PathLike[str]) -> str:
+    """Return the name of the error memories of a run: that of its folder tells variants and seeds apart."""
+    folder = Path(out).absolute()
+    return f"{folder.parent.name}-{folder.name}-{scenario.seed}"
+
+
+def conduct(
+    scenario: Scenario,
+    task: "Task",
+    folder: RunFolder,
+    grid: "Grid",
+    name: str,
+    command: str,
+    on_event: Listener | None = None,
+    *,
+    keep_model: bool = False,
+) -> Summary:
+    """Train on a grid, and write the folder's files.
+
+    Parameters
+    ----------
+    scenario, task, folder, grid
+        What to run, on what data and model, where, and with which clients.
+    name : str
+        Names the clients' error memories.
+    command : str
+        For the record.
+    on_event : callable, optional
+        As in `run_scenario`.
+    keep_model : bool
+        Write the model after every round, for a process that may be ended without notice.
+    """
+    from fedsparse.run.loop import Training
+
+    began, started = time.monotonic(), environment.now()
+    training = Training(scenario, task, folder, name)
+    facts: dict[str, Any] = {
+        "num_parameters": task.num_parameters,
+        "started": started,
+        "command": command,
+        "machine": environment.machine(),
+        "versions": environment.versions(),
+    }
+
+    def finish(status: str, error: BaseException | None = None) -> Summary:
+        folder.write_model(training.arrays)
+        text = f"{type(error).__name__}: {error}" if error is not None else None
+        wall = round(time.monotonic() - began, 3)
+        summary = summarise(scenario, training.lines, status, error=text, wall_s=wall, **facts)
+        folder.write_json(SUMMARY, summary.to_json())
+        return summary
+
+    def on_line(line: dict[str, Any]) -> None:
+        if keep_model:
+            folder.write_model(training.arrays)
+        if on_event is not None:
+            on_event(RoundDone(scenario, line))
+
+    try:
+        folder.write_json(PARTITION, task.division())
+        facts["initial_accuracy"] = task.evaluate(task.arrays)[1]
+        if on_event is not None:
+            on_event(Started(scenario, task.num_parameters, facts["initial_accuracy"]))
+        training.rounds(grid, on_line)
+    except KeyboardInterrupt:
+        finish("interrupted")
+        raise
+    except Exception as error:
+        finish("failed", error)
+        raise
+    return finish("completed")
+
+
+@contextmanager
+def _terminates() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,91 @@
+"""The round loop: configure, send, aggregate, evaluate, write down."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedsparse.errors import AllClientsFailed
+from fedsparse.protocol import JOB_KEY
+from fedsparse.run.folder import RunFolder
+from fedsparse.run.task import Task
+from fedsparse.scenario import Scenario
+from fedsparse.scenario.checks import build_inner
+from strategies import CompressedStrategy, RoundReport
+
+# Keys that DESIGN promises and that this loop does not know itself.
+_UNKNOWN: dict[str, Any] = {"virtual_s": None, "eval_loss": None, "eval_accuracy": None}
+
+
+def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrategy:
+    """Build the strategy of a scenario."""
+    return CompressedStrategy(
+        build_inner(scenario),
+        scenario.compression.uplink,
+        seed=scenario.seed,
+        clients_per_round=scenario.train.clients_per_round,
+        num_clients=scenario.data.num_clients,
+        weighting=scenario.strategy.weighting,
+        error_memory=scenario.compression.error_memory,
+        frozen=task.frozen,
+        run=run,
+    )
+
+
+class Training:
+    """One training from its first round to its last; `arrays` is the model after the last complete round.
+
+    Parameters
+    ----------
+    scenario, task, folder
+        What to run, on what, and where it is written down.
+    run : str
+        Names the clients' error memories.
+    """
+
+    def __init__(self, scenario: Scenario, task: Task, folder: RunFolder, run: str) -> None:
+        self.scenario, self.task, self.folder = scenario, task, folder
+        self.strategy = make_strategy(scenario, task, run)
+        self.arrays: dict[str, NDArray[Any]] = task.arrays
+        self.lines: list[dict[str, Any]] = []
+        self._job = scenario.job()
+
+    def rounds(self, grid: Grid, on_line: Callable[[dict[str, Any]], None]) -> None:
+        """Run all rounds.
+
+        Raises
+        ------
+        AllClientsFailed
+            After the round has been written down.
+        """
+        record = ArrayRecord({name: Array(array) for name, array in self.arrays.items()})
+        for server_round in range(1, self.scenario.rounds + 1):
+            began = time.monotonic()
+            try:
+                record = self._train(server_round, record, grid)
+            except AllClientsFailed:
+                if self.strategy.last_round is not None:
+                    self._write(self.strategy.last_round, began)
+                raise
+            self.arrays = {name: array.numpy() for name, array in record.items()}
+            loss, accuracy = self.task.evaluate(self.arrays)
+            assert self.strategy.last_round is not None
+            on_line(self._write(self.strategy.last_round, began, eval_loss=loss, eval_accuracy=accuracy))
+
+    def _train(self, server_round: int, record: ArrayRecord, grid: Grid) -> ArrayRecord:
+        config = ConfigRecord({JOB_KEY: self._job})
+        messages = self.strategy.configure_train(server_round, record, config, grid)
+        replies = grid.send_and_receive(messages, timeout=self.scenario.engine.timeout)
+        aggregated, _ = self.strategy.aggregate_train(server_round, replies)
+        return record if aggregated is None else aggregated
+
+    def _write(self, report: RoundReport, began: float, **evaluation: float) -> dict[str, Any]:
+        values = report.to_json()
+        line = {"round": values.pop("round"), "wall_s": round(time.monotonic() - began, 6)}
+        line |= _UNKNOWN | values | evaluation
+        self.folder.add_round(line)
+        self.lines.append(line)
+        return line

@@ -1,0 +1,109 @@
+"""What the server needs of a scenario: data, model, and how to judge the model."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsparse.errors import ConfigError
+from fedsparse.scenario import Scenario
+from fedsparse.scenario.problems import about
+
+if TYPE_CHECKING:
+    from fedsparse.data import Dataset
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, data_dir: str | None) -> "Dataset":
+    from fedsparse.data import load_dataset
+
+    return load_dataset(name, data_dir)
+
+
+class Task:
+    """A scenario's data set, its division, and the global model.
+
+    Raises
+    ------
+    ConfigError, DataError
+        Where the data or the user's own model do not work, or do not fit together.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        from clients.client_app import pick_device
+        from fedsparse.data import partition
+        from fedsparse.models import build_model, frozen_names, model_arrays
+
+        data, seed = scenario.data, scenario.seed
+        with about(f"data.dataset = {data.dataset!r}"):
+            self.dataset = _load(data.dataset, data.data_dir)
+        with about(f"data.partition = {data.partition!r}"):
+            self.parts = partition(data.partition, self.dataset.y_train, data.num_clients, seed, self.dataset.groups)
+        self.device = pick_device(scenario.engine.device)
+        shape, classes = self.dataset.input_shape, self.dataset.num_classes
+        with about(f"model.name = {scenario.model.name!r}"):
+            model = build_model(scenario.model.name, shape, classes, seed)
+            self.model = model.to(self.device)
+            self._try()
+        self.arrays: dict[str, NDArray[Any]] = model_arrays(self.model)
+        self.frozen = frozen_names(self.model)
+
+    def _try(self) -> None:
+        """Let the model look at two examples, so that a shape that does not fit shows here."""
+        import torch
+
+        data = self.dataset
+        inputs = torch.from_numpy(np.array(data.x_test[:2])).to(self.device, torch.float32) * data.scale
+        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                shape = tuple(self.model(inputs.to(dtype)).shape)
+        except Exception as error:
+            raise ConfigError(
+                f"the model does not take the data's examples of shape {data.input_shape}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if shape != (len(inputs), data.num_classes):
+            raise ConfigError(
+                f"the model must give {data.num_classes} numbers (one a class) for each example; for 2 examples it "
+                f"gave an output of shape {shape}."
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the model, buffers included."""
+        return sum(array.size for array in self.arrays.values())
+
+    def evaluate(self, arrays: dict[str, NDArray[Any]]) -> tuple[float, float]:
+        """Return loss and accuracy of `arrays` on the test set."""
+        from clients.training import evaluate
+        from fedsparse.models import load_arrays
+
+        load_arrays(self.model, arrays)
+        with _all_threads():
+            return evaluate(self.model, self.dataset.x_test, self.dataset.y_test, self.dataset.scale, self.device)
+
+    def division(self) -> dict[str, Any]:
+        """Return how many examples of each class each client has."""
+        from fedsparse.data import label_distribution
+
+        counts = label_distribution(self.parts, self.dataset.y_train, self.dataset.num_classes)
+        return {"dataset": self.dataset.name, "num_classes": self.dataset.num_classes, "label_counts": counts.tolist()}
+
+
+@contextmanager
+def _all_threads() -> Iterator[None]:
+    """Let torch use every CPU, and set it back: inline clients in this process want their own number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
