@@ -43,6 +43,12 @@ def save(name: str, rows: Sequence[dict[str, Any]], notes: str = "") -> None:
         print("  ".join(f"{key}={value}" for key, value in row.items()))
     RESULTS.mkdir(exist_ok=True)
     command = "python -m benchmarks." + name + "".join(f" {arg}" for arg in sys.argv[1:])
-    body = {"date": date.today().isoformat(), "machine": machine(), "command": command, "notes": notes, "rows": list(rows)}
+    body = {
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "command": command,
+        "notes": notes,
+        "rows": list(rows),
+    }
     (RESULTS / f"{name}.json").write_text(json.dumps(body, indent=1) + "\n")
     print(f"written: benchmarks/results/{name}.json")

@@ -11,8 +11,16 @@ from fedsparse.errors import ConfigError
 
 SPARSE = [spec for cls in SPARSIFIERS.values() for spec in cls.examples]
 QUANT = [spec for cls in QUANTIZERS.values() for spec in cls.examples]
-FLAT = SPARSE + [f"none|{q}" for q in QUANT] + [f"{cls.examples[0]}|{q}" for cls in SPARSIFIERS.values() for q in QUANT]
-ALL = sorted({*FLAT, *(f"piecewise({spec})" for spec in FLAT)})
+FIRST_S = [cls.examples[0] for cls in SPARSIFIERS.values()]
+FIRST_Q = [cls.examples[0] for cls in QUANTIZERS.values()]
+# Every operator by itself; every quantizer after a sparsifier; every sparsifier before a deterministic and a random
+# quantizer: what can go wrong between two of them shows there. The whole product would say the same for ten minutes.
+COMPOSED = {f"topk(density=0.2)|{q}" for q in FIRST_Q} | {
+    f"{s}|{q}" for s in FIRST_S for q in ("sign", "qsgd(levels=16)")
+}
+FLAT = sorted({*SPARSE, *(f"none|{q}" for q in QUANT), *COMPOSED})
+PIECEWISE = {*FIRST_S, *(f"topk(density=0.2)|{q}" for q in FIRST_Q), "randk(density=0.1)|qsgd(levels=16)"}
+ALL = FLAT + sorted(f"piecewise({spec})" for spec in PIECEWISE)
 
 finite = st.floats(-1e6, 1e6, width=32)
 vectors = hnp.arrays(
