@@ -124,8 +124,8 @@ class FlatModel:
 def to_input(rows: NDArray[Any], scale: float, device: torch.device, dtype: torch.dtype, channels_last: bool) -> Tensor:
     """Return ``float32(rows) * scale`` in the model's dtype and on its device."""
     raw = torch.from_numpy(np.ascontiguousarray(rows)).to(device)
-    # Into memory of our own: kernels, so the last bits, depend on alignment and strides, and a single channel of numpy's
-    # may have any stride.
+    # Into memory of our own: kernels, so the last bits, depend on alignment and strides, and numpy gives a single
+    # channel any stride.
     layout = torch.channels_last if channels_last and raw.ndim == 4 else torch.contiguous_format
     inputs = torch.empty(raw.shape, dtype=torch.float32, device=device, memory_format=layout)
     return inputs.copy_(raw).mul_(scale).to(dtype)

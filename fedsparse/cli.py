@@ -9,7 +9,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedsparse.errors import ConfigError, DataError, FedsparseError
+from fedsparse.errors import ConfigError, DataError, FedsparseError, RunError
 
 app = typer.Typer(
     name="fedsparse",
@@ -67,7 +67,7 @@ def run(
     try:
         with Watch(chosen.rounds) as watch:
             run_scenario(chosen, folder, on_event=watch, verbose=verbose, overwrite=overwrite)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RunError):
         _stopped(folder)
         raise
     show_table(read(folder))

@@ -49,7 +49,7 @@ def datasets() -> Table:
             check_dataset(name)
             there = "yes"
         except FedsparseError:
-            there = "no: say `fedsparse run` with it to read how to get it"
+            there = "no (a run that names it says how to get it)"
         lines.append([name, there, _first_line(load)])
     lines.append(["package.module:callable", "", "your own: returns (x_train, y_train, x_test, y_test) or a Dataset"])
     return ["name", "on this machine", "what it is"], lines

@@ -25,12 +25,14 @@ def load_object(name: str, kind: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{kind} {name!r}: importing {module_name} failed: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(module, attribute):
-        raise ConfigError(f"{kind} {name!r}: module {module_name} ({module.__file__}) has no {attribute!r}.")
+        raise ConfigError(
+            f"{kind} {name!r}: module {module_name} ({getattr(module, '__file__', None) or 'a package without a file'}) has no {attribute!r}."
+        )
     found = getattr(module, attribute)
     if not callable(found):
         raise ConfigError(f"{kind} {name!r} is a {type(found).__name__}, not a callable.")

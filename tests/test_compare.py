@@ -151,6 +151,31 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (out / "notes.txt").exists()
 
 
+@pytest.mark.slow
+def test_runs_that_share_ray_workers_are_as_if_alone(
+    finished: tuple[Path, Comparison, list[Any]], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    killed = out / "sparse/seed-0"
+    compare_scenario(from_toml(TINY), out, seeds=[0], engine="ray")
+    for name in ("dense/seed-0", "sparse/seed-0"):
+        for file in ("model.safetensors", "partition.json"):
+            assert (out / name / file).read_bytes() == (finished[0] / name / file).read_bytes()
+    memory = {path.name: path.read_bytes() for path in killed.rglob("*.memory")}
+    assert memory == {path.name: path.read_bytes() for path in (finished[0] / "sparse/seed-0").rglob("*.memory")} != {}
+
+    # As after kill -9 in the middle of a run: no summary, half a file, links to memories.
+    (killed / "summary.json").unlink()
+    (killed / ".model.safetensors.1.partial").write_bytes(b"half")
+    (out / ".memory").mkdir()
+    (out / ".memory/sparse-seed-0-0").symlink_to(tmp_path / "nowhere")
+    again = compare_scenario(from_toml(TINY), out, seeds=[0], engine="ray")
+    assert again.facts["status"] == "completed"
+    assert memory == {path.name: path.read_bytes() for path in killed.rglob("*.memory")}
+    assert not (killed / ".model.safetensors.1.partial").exists()
+    assert not (out / ".memory").exists()
+
+
 def test_a_variant_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     text = TINY + '[[variant]]\nname = "explosive"\n"train.lr" = 1e30\n'
     result = compare_scenario(from_toml(text), tmp_path / "out", seeds=[0])

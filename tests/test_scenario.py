@@ -170,6 +170,14 @@ def test_the_job_says_all_that_a_client_needs() -> None:
     assert (job.train.local_epochs, job.train.local_steps) == (1, None)
 
 
+def test_the_scenario_in_the_readme_is_one() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    blocks = [part.partition("```")[0] for part in text.split("```toml\n")[1:]]
+    assert blocks
+    for block in blocks:
+        assert expand(from_toml(block, "README.md"))
+
+
 @pytest.mark.parametrize("name", ["quickstart", "fashion-noniid"])
 def test_shipped_scenarios_are_valid(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)

@@ -78,6 +78,9 @@ def compare_scenario(
     for resolved in variants.values():
         validate_deep(resolved)
     path = Path(out)
+    if not _continues(path, scenario, overwrite):
+        check_output(path, overwrite=overwrite)
+    _try_tasks(variants, chosen[0])
     _prepare(path, scenario, overwrite)
     command = command or environment.command()
     facts: dict[str, Any] = {
@@ -128,27 +131,35 @@ def compare_scenario(
 
 def _prepare(path: Path, scenario: Scenario, overwrite: bool) -> None:
     """Take over the folder: a new one, or that of the same comparison."""
-    if path.is_dir() and is_ours(path) and not overwrite and _same(path, scenario):
-        return
-    check_output(path, overwrite=overwrite)
     try:
-        clear(path)
+        if not _continues(path, scenario, overwrite):
+            clear(path)
         path.mkdir(parents=True, exist_ok=True)
         write_text(path / SCENARIO, to_toml(scenario))
     except OSError as error:
         raise ConfigError(f"cannot write into the output folder {path}: {error.strerror}.") from None
 
 
-def _same(path: Path, scenario: Scenario) -> bool:
-    """Whether a folder holds this comparison, maybe with other seeds; if so, it is now for these seeds."""
+def _continues(path: Path, scenario: Scenario, overwrite: bool) -> bool:
+    """Whether a folder holds this comparison, maybe with other seeds, and is to be gone on with."""
+    if overwrite or not is_ours(path):
+        return False
     try:
         before = RunFolder(path).scenario()
     except ConfigError:
         return False
-    if before.model_copy(update={"seeds": None}) != scenario.model_copy(update={"seeds": None}):
-        return False
-    write_text(path / SCENARIO, to_toml(scenario))
-    return True
+    return before.model_copy(update={"seeds": None}) == scenario.model_copy(update={"seeds": None})
+
+
+def _try_tasks(variants: dict[str, Scenario], seed: int) -> None:
+    """Build each variant's data and model once, so that what does not fit shows before the first run."""
+    from fedsparse.run.task import Task
+
+    tried = set()
+    for resolved in variants.values():
+        if (key := (resolved.data, resolved.model, resolved.engine.device)) not in tried:
+            tried.add(key)
+            Task(resolved.model_copy(update={"seed": seed}))
 
 
 def _completed(folder: Path, scenario: Scenario) -> bool:

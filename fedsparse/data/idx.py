@@ -30,13 +30,14 @@ def read_idx(path: Path) -> Bytes:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             shape = _read_shape(path, file)
-            # One byte more than there should be tells a file with bytes to spare.
-            raw = file.read(prod(shape) + 1)
+            # All there is, not what a damaged header may ask for.
+            raw = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}.") from None
     if len(raw) != prod(shape):
-        found = f"only {len(raw)}" if len(raw) < prod(shape) else "more"
-        raise DataError(f"{path} is damaged: shape {shape} takes {prod(shape)} bytes after its header, it has {found}.")
+        raise DataError(
+            f"{path} is damaged: shape {shape} takes {prod(shape)} bytes, its header has {len(raw)} after it."
+        )
     return np.frombuffer(raw, dtype=np.uint8).reshape(shape)
 
 

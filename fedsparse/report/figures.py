@@ -3,7 +3,8 @@
 Colours of text, grid and background come later, from the reader's light or dark theme.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 from fedsparse.compare.results import Comparison, Run, Variant
@@ -26,7 +27,7 @@ def accuracy_by_bytes(comparison: Comparison) -> Figure:
     """Test accuracy against uplink bytes so far, on a logarithmic axis."""
     figure = _curves(comparison, lambda line: _percent(line["eval_accuracy"]), x=_spent)
     figure["layout"] |= _axes("uplink so far, MB (logarithmic)", "test accuracy, %")
-    figure["layout"]["xaxis"] |= {"type": "log", "dtick": 1, "minor": {"dtick": "D1", "showgrid": True}}
+    figure["layout"]["xaxis"] |= _logarithmic(value for trace in figure["data"] for value in trace["x"])
     return _with_target(figure, comparison)
 
 
@@ -41,7 +42,7 @@ def density_by_round(comparison: Comparison) -> Figure:
     """Mean fraction of the coordinates that a client sent."""
     figure = _curves(comparison, lambda line: _percent(line["density"]), x=_round_numbers)
     figure["layout"] |= _axes("round", "coordinates sent, % (logarithmic)")
-    figure["layout"]["yaxis"] |= {"type": "log", "dtick": 1, "minor": {"dtick": "D1", "showgrid": True}}
+    figure["layout"]["yaxis"] |= _logarithmic(value for trace in figure["data"] for value in trace["y"])
     figure["layout"]["showlegend"] = False
     return figure
 
@@ -152,6 +153,16 @@ def _percent(value: float | None) -> float | None:
 
 def _axes(x: str, y: str) -> Figure:
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+
+
+def _logarithmic(values: Iterable[float | None]) -> Figure:
+    """Label powers of ten, and 2 and 5 between them where the values span less than two powers."""
+    known = [value for value in values if value]
+    low, high = (floor(log10(min(known))), ceil(log10(max(known)))) if known else (-1, 1)
+    steps = (1, 2, 5) if high - low <= 2 else (1,)
+    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    minor = {"dtick": "D1", "showgrid": True}
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks], "minor": minor}
 
 
 def _with_target(figure: Figure, comparison: Comparison) -> Figure:

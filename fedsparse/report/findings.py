@@ -38,10 +38,12 @@ def _savings(comparison: Comparison) -> str:
     known = {variant.name: comparison.savings(variant) for variant in comparison.variants}
     best = max((v for v in comparison.variants if known[v.name]), key=lambda v: known[v.name] or 0.0, default=None)
     if best is None:
-        reached = [v.name for v in comparison.variants if v.done and all(v.reaching(target))]
+        whole = [v for v in comparison.variants if len(v.done) == len(comparison.seeds)]
+        reached = [v.name for v in whole if all(v.reaching(target))]
         if not reached:
             return f"No variant reached {goal} with every seed."
-        return f"{_list(reached)} reached {goal} with every seed" + _not_first(comparison, reached)
+        others = [v.name for v in comparison.variants if v.name not in reached]
+        return f"{_list(reached)} reached {goal} with every seed" + (f", {_list(others)} did not." if others else ".")
     factor = known[best.name] or 1.0
     spent = [_mean_bytes(variant, target) for variant in (best, first)]
     seeds = f"geometric mean over {len(comparison.seeds)} paired seeds" if len(comparison.seeds) > 1 else "one seed"
@@ -51,10 +53,6 @@ def _savings(comparison: Comparison) -> str:
         f"To reach {goal}, {best.name} needed {digits(factor, 2)} times fewer uplink bytes than {first.name}: "
         f"{megabytes(spent[0])} MB instead of {megabytes(spent[1])} MB ({seeds})."
     )
-
-
-def _not_first(comparison: Comparison, reached: list[str]) -> str:
-    return "." if comparison.first.name in reached else f", {comparison.first.name} did not."
 
 
 def _accuracies(comparison: Comparison) -> str:

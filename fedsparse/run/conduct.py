@@ -1,11 +1,8 @@
 """Run a scenario on an engine, and leave a folder that tells the truth however it ends."""
 
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +11,7 @@ from fedsparse.run import environment
 from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, check_output
 from fedsparse.run.grids import Grids
 from fedsparse.run.logs import logs
+from fedsparse.run.signals import terminates, uninterrupted
 from fedsparse.run.summary import Summary, summarise
 from fedsparse.scenario import Scenario, validate_deep
 
@@ -97,16 +95,16 @@ def run_scenario(
     validate_deep(scenario)
     check_output(out, overwrite=overwrite)
     command = command or environment.command()
-    with _terminates(), logs(verbose):
+    with terminates(), logs(verbose):
         if scenario.engine.name == "flower":
             from fedsparse.run.on_flower import run_on_flower
 
             return run_on_flower(scenario, Path(out), on_event, verbose, overwrite, command)
+        from fedsparse.run.task import Task
+
+        task = Task(scenario)
         grids, folder, name = grids or Grids(verbose=verbose), RunFolder(out), run_name(scenario, out)
         with grids.open(scenario, folder.memory) as grid:
-            from fedsparse.run.task import Task
-
-            task = Task(scenario)
             folder = RunFolder.create(out, scenario, overwrite=overwrite)
             grids.link(folder.memory, name)
             return conduct(scenario, task, folder, grid, name, command, on_event)
@@ -157,11 +155,12 @@ def conduct(
     }
 
     def finish(status: str, error: BaseException | None = None) -> Summary:
-        folder.write_model(training.arrays)
         text = f"{type(error).__name__}: {error}" if error is not None else None
         wall = round(time.monotonic() - began, 3)
         summary = summarise(scenario, training.lines, status, error=text, wall_s=wall, **facts)
-        folder.write_json(SUMMARY, summary.to_json())
+        with uninterrupted():
+            folder.write_model(training.arrays)
+            folder.write_json(SUMMARY, summary.to_json())
         return summary
 
     def on_line(line: dict[str, Any]) -> None:
@@ -171,11 +170,12 @@ def conduct(
             on_event(RoundDone(scenario, line))
 
     try:
-        folder.write_json(PARTITION, task.division())
-        facts["initial_accuracy"] = task.evaluate(task.arrays)[1]
-        if on_event is not None:
-            on_event(Started(scenario, task.num_parameters, facts["initial_accuracy"]))
-        training.rounds(grid, on_line)
+        with terminates():  # once more: Ray puts a handler of its own in place
+            folder.write_json(PARTITION, task.division())
+            facts["initial_accuracy"] = task.evaluate(task.arrays)[1]
+            if on_event is not None:
+                on_event(Started(scenario, task.num_parameters, facts["initial_accuracy"]))
+            training.rounds(grid, on_line)
     except KeyboardInterrupt:
         finish("interrupted")
         raise
@@ -183,20 +183,3 @@ def conduct(
         finish("failed", error)
         raise
     return finish("completed")
-
-
-@contextmanager
-def _terminates() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

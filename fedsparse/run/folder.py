@@ -98,7 +98,7 @@ def check_output(path: str | os.PathLike[str], *, overwrite: bool = False) -> No
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"the output {folder} is a file: choose a folder with --out.")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(not _is_partial(path) for path in folder.iterdir()):
         if not is_ours(folder):
             raise ConfigError(
                 f"the output folder {folder} is not empty and holds no run of fedsparse: choose another with --out."
@@ -123,8 +123,15 @@ def is_ours(folder: Path) -> bool:
     return (folder / SCENARIO).is_file() and ((folder / ROUNDS).exists() or (folder / SUMMARY).exists())
 
 
+def _is_partial(path: Path) -> bool:
+    """Whether a killed process left this."""
+    return path.name.startswith(".") and path.name.endswith(".partial")
+
+
 def clear(folder: Path) -> None:
     """Remove what runs and comparisons write, and nothing else, so that a wrong --out cannot cost other files."""
+    for path in folder.glob(".*.partial"):
+        path.unlink(missing_ok=True)
     if not folder.is_dir() or not is_ours(folder):
         return
     for inner in folder.glob("*/seed-*"):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedsparse.errors import AllClientsFailed
 from fedsparse.protocol import JOB_KEY
 from fedsparse.run.folder import RunFolder
+from fedsparse.run.signals import uninterrupted
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario
 from fedsparse.scenario.checks import build_inner
@@ -70,10 +71,13 @@ class Training:
                 if self.strategy.last_round is not None:
                     self._write(self.strategy.last_round, began)
                 raise
-            self.arrays = {name: array.numpy() for name, array in record.items()}
-            loss, accuracy = self.task.evaluate(self.arrays)
+            arrays = {name: array.numpy() for name, array in record.items()}
+            loss, accuracy = self.task.evaluate(arrays)
             assert self.strategy.last_round is not None
-            on_line(self._write(self.strategy.last_round, began, eval_loss=loss, eval_accuracy=accuracy))
+            with uninterrupted():
+                line = self._write(self.strategy.last_round, began, eval_loss=loss, eval_accuracy=accuracy)
+                self.arrays = arrays
+            on_line(line)
 
     def _train(self, server_round: int, record: ArrayRecord, grid: Grid) -> ArrayRecord:
         config = ConfigRecord({JOB_KEY: self._job})

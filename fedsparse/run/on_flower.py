@@ -21,8 +21,10 @@ def run_on_flower(
     task = Task(scenario)  # the user's own data and model fail here, with a clear message
     folder = RunFolder.create(out, scenario, overwrite=overwrite)
     told: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {"num_parameters": task.num_parameters, "started": environment.now(), "command": command}
+    facts["initial_accuracy"] = task.evaluate(task.arrays)[1]
     if on_event is not None:
-        on_event(Started(scenario, task.num_parameters, task.evaluate(task.arrays)[1]))
+        on_event(Started(scenario, task.num_parameters, facts["initial_accuracy"]))
 
     def on_line(text: str) -> None:
         if verbose:
@@ -31,7 +33,8 @@ def run_on_flower(
             return
         for line in folder.rounds()[len(told) :]:
             told.append(line)
-            on_event(RoundDone(scenario, line))
+            if line["eval_accuracy"] is not None:
+                on_event(RoundDone(scenario, line))
 
     engine = scenario.engine
     try:
@@ -41,33 +44,30 @@ def run_on_flower(
             num_clients=scenario.data.num_clients,
             client_cpus=engine.num_cpus,
             client_gpus=engine.num_gpus,
+            num_cpus=int(engine.max_workers * engine.num_cpus) if engine.max_workers is not None else None,
             memory_dir=folder.memory,
             run_config={"command": command},
             on_line=on_line,
         )
     except KeyboardInterrupt:
-        _conclude(scenario, folder, "interrupted", None, command)
+        _conclude(scenario, folder, "interrupted", None, facts)
         raise
     except RunError as error:
-        summary = _conclude(scenario, folder, "failed", error, command)
+        summary = _conclude(scenario, folder, "failed", error, facts)
         raise RunError(summary.error) from error
     on_line("")
     return Summary.from_json(folder.read_json(SUMMARY))
 
 
-def _conclude(scenario: Scenario, folder: RunFolder, status: str, error: RunError | None, command: str) -> Summary:
+def _conclude(
+    scenario: Scenario, folder: RunFolder, status: str, error: RunError | None, facts: dict[str, Any]
+) -> Summary:
     """Write the summary that the ServerApp could not write; its own word on an error is the clearer one."""
     said = folder.read_json(SUMMARY)
     if said is not None and said["status"] == status:
         return Summary.from_json(said)
-    summary = summarise(
-        scenario,
-        folder.rounds(),
-        status,
-        error=str(error) if error is not None else None,
-        command=command,
-        machine=environment.machine(),
-        versions=environment.versions(),
-    )
+    facts = facts | {"machine": environment.machine(), "versions": environment.versions()}
+    text = str(error) if error is not None else None
+    summary = summarise(scenario, folder.rounds(), status, error=text, **facts)
     folder.write_json(SUMMARY, summary.to_json())
     return summary

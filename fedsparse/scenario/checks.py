@@ -116,8 +116,8 @@ def build_inner(scenario: Scenario) -> Any:
     _check_sampling(scenario)
     if name == "FedProx" and scenario.train.proximal_mu and not options.get("proximal_mu"):
         raise ConfigError(
-            f"train.proximal_mu = {scenario.train.proximal_mu:g} would go unheard: FedProx tells its clients its own. Set "
-            "strategy.options.proximal_mu instead."
+            f"train.proximal_mu = {scenario.train.proximal_mu:g} would go unheard: FedProx tells its clients its own. "
+            "Set strategy.options.proximal_mu instead."
         )
     try:
         return strategies()[name](**options)
@@ -163,6 +163,12 @@ def check_engine(scenario: Scenario) -> None:
     here = os.cpu_count() or 1
     if engine.name != "inline" and engine.address is None and engine.num_cpus > here:
         raise ConfigError(f"engine.num_cpus = {engine.num_cpus:g} is more than this machine has: {here} CPUs.")
+    workers = min(engine.max_workers or 1, scenario.data.num_clients)
+    if engine.name == "ray" and engine.address is None and workers * engine.num_cpus > here:
+        raise ConfigError(
+            f"engine.max_workers = {engine.max_workers} with engine.num_cpus = {engine.num_cpus:g} each are more than "
+            f"this machine has: {here} CPUs. Lower one of them."
+        )
 
 
 def check_device(scenario: Scenario) -> None:

@@ -108,6 +108,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     (sets("compression.uplink=topk(density=0.1"), ["cannot read spec 'topk(density=0.1'"]),
     (sets("compression.error_memory=yes"), ["compression.error_memory = 'yes'", "true or false"]),
     (sets("engine.num_cpus=999", "engine.name=ray"), ["engine.num_cpus = 999", "this machine has"]),
+    (sets("engine.max_workers=500", "data.num_clients=900", "engine.name=ray"), ["engine.max_workers = 500", "CPUs"]),
     (sets("engine.num_gpus=0.3", "engine.name=ray"), ["engine.num_gpus = 0.3", "GPUs"]),
     (sets("engine.num_cpus=0.5", "engine.name=flower"), ["engine.num_cpus = 0.5", "whole CPUs"]),
     (sets("engine.address=auto"), ["engine.address = 'auto'", "engine 'ray' only"]),

@@ -1,19 +1,19 @@
 """Our own ClientApp through a real grid: learning, empty clients, and half-precision models."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 from clients import CompressionMod
-from clients.client_app import make_app
-from clients.job import parse_job
+from clients.client_app import make_app, partition_id
 from clients.training import evaluate
 from fedsparse.data import load_dataset
-from fedsparse.engine import InlineGrid
+from fedsparse.engine import FIRST_NODE_ID, InlineGrid
 from fedsparse.errors import ConfigError
 from fedsparse.models import build_model, load_arrays, model_arrays
 from strategies import CompressedStrategy
@@ -67,11 +67,65 @@ def test_clients_without_data_weigh_nothing(tmp_path):
     assert not strategy.last_round.failed
 
 
-def test_a_job_of_another_version_is_explained():
-    with pytest.raises(ConfigError, match="same version"):
-        parse_job("{}")
-    with pytest.raises(ConfigError, match="same version"):
-        parse_job("not json")
+def ask(kind: str, text: str | None = None, arrays=None, client=2, **config) -> Message:
+    """Send one message to the app and return its reply."""
+    model = build_model("mlp(hidden=32)", (1, 8, 8), 10, 0)
+    record = ConfigRecord({"server-round": 1, **config, **({"job": text} if text else {})})
+    content = RecordDict({"arrays": to_record(arrays or model_arrays(model)), "config": record})
+    with InlineGrid(make_app([]), num_clients=client + 1) as grid:
+        message = grid.create_message(content, kind, FIRST_NODE_ID + client, "")
+        return next(iter(grid.send_and_receive([message])))
+
+
+def test_train_evaluate_and_query():
+    trained = ask("train", job()).content
+    assert set(trained["arrays"]) == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    metrics = trained["metrics"]
+    assert metrics["local-steps"] == -(-metrics["num-examples"] // 16)
+    before = ask("evaluate", job()).content["metrics"]
+    after = ask("evaluate", job(), {n: a.numpy() for n, a in trained["arrays"].items()}).content["metrics"]
+    assert before["num-examples"] == after["num-examples"] == metrics["num-examples"]
+    assert after["loss"] < before["loss"]
+    assert 0.0 <= after["accuracy"] <= 1.0
+    assert ask("query").content["node"]["partition-id"] == 2
+
+
+def test_clients_do_not_change_the_threads_of_their_process():
+    before = torch.get_num_threads()
+    text = json.dumps({**json.loads(job()), "num_threads": before + 1})
+    assert not ask("train", text).has_error()
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "client", "config", "words"),
+    [
+        (None, 0, {}, "has no 'job'"),
+        ("{}", 0, {}, "same version"),
+        ("not json", 0, {}, "same version"),
+        ("[]", 0, {}, "same version"),
+        (job(nesterov=True), 0, {}, "unknown train setting .* 'nesterov'"),
+        (job(lr=-1.0), 0, {}, "lr must be in"),
+        (job(local_steps=2), 0, {}, "exactly one of"),
+        (job().replace('"num_clients": 6', '"num_clients": "6"'), 0, {}, "num_clients must be a whole number"),
+        (job().replace("mlp", "mpl"), 0, {}, "Did you mean 'mlp'"),
+        (job().replace('"digits"', '"digit"'), 0, {}, "Did you mean 'digits'"),
+        (job(), 6, {}, "partition-id is 6, the data are divided among 6 clients"),
+        (job(), 0, {"server-round": "one"}, "must have a number 'server-round'"),
+        (job(), 0, {"proximal-mu": -1.0}, "proximal_mu must be in"),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_explained(text, client, config, words):
+    reply = ask("train", text, client=client, **config)
+    assert reply.has_error()
+    assert re.search(words, reply.error.reason), reply.error.reason
+    assert "ConfigError" in reply.error.reason
+
+
+def test_a_node_without_partition_id_is_explained():
+    context = Context(1, 1, {}, RecordDict(), {})
+    with pytest.raises(ConfigError, match="--node-config"):
+        partition_id(context)
 
 
 def test_bfloat16_keeps_small_updates(tmp_path, monkeypatch):

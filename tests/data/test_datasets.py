@@ -128,10 +128,11 @@ def test_a_missing_data_set_says_how_to_get_it(tmp_path):
     [
         (b"", "no IDX file"),
         (b"\x00\x00\x0d\x01" + bytes(8), "no IDX file of bytes"),
-        (idx(np.zeros((2, 3)))[:-1], r"\(2, 3\) takes 6 bytes after its header, it has only 5"),
-        (idx(np.zeros((2, 3))) + b"x", r"\(2, 3\) takes 6 bytes after its header, it has more"),
+        (idx(np.zeros((2, 3)))[:-1], r"\(2, 3\) takes 6 bytes, its header has 5 after it"),
+        (idx(np.zeros((2, 3))) + b"x", r"\(2, 3\) takes 6 bytes, its header has 7 after it"),
         (b"\x00\x00\x08\x03\x00\x00", "3 dimensions and has 0"),
         (b"\x00\x00\x08\x00", "0 dimensions"),
+        (b"\x00\x00\x08\x04" + b"\xff" * 16 + b"x", "its header has 1 after it"),
     ],
 )
 def test_damaged_idx_files_are_named(tmp_path, raw, words):
@@ -155,9 +156,10 @@ def test_no_damage_to_a_gzipped_file_goes_unseen(tmp_path_factory, at, flip, cut
     path = tmp_path_factory.mktemp("idx") / "x.gz"
     path.write_bytes(GZIPPED[:at] if cut else GZIPPED[:at] + bytes([GZIPPED[at] ^ flip]) + GZIPPED[at + 1 :])
     try:
-        assert idx(read_idx(path)) == gzip.decompress(GZIPPED)
+        read, message = idx(read_idx(path)), ""
     except DataError as error:
-        assert str(path) in str(error)
+        read, message = b"", str(error)
+    assert read == gzip.decompress(GZIPPED) or str(path) in message
 
 
 def test_an_unwritable_cache_is_no_error(tmp_path, caplog):

@@ -49,7 +49,7 @@ def test_disjoint_seeded_and_complete(spec, n, classes, clients, seed):
     spare=st.integers(0, 300),
     seed=st.integers(0, 2**40),
 )
-def test_min_size_holds_and_moves_no_more_than_needed(kind, clients, min_size, spare, seed):
+def test_every_client_gets_min_size(kind, clients, min_size, spare, seed):
     labels = np.random.default_rng(seed).integers(0, 5, clients * min_size + spare)
     if not labels.size:
         return

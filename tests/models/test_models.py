@@ -42,16 +42,49 @@ def test_wrong_names_are_explained():
             build_model(name, (1, 28, 28), 10, 0)
     with pytest.raises(ConfigError, match="needs images"):
         build_model("cnn", (64,), 10, 0)
-    with pytest.raises(ConfigError, match=r"must return a torch.nn.Module, got OrderedDict"):
-        build_model("tests_user_model:make", (1,), 2, 0)
 
 
-@pytest.fixture(autouse=True)
-def user_module(tmp_path, monkeypatch):
-    (tmp_path / "tests_user_model.py").write_text(
-        "from collections import OrderedDict\ndef make(shape, classes): return OrderedDict()\n"
-    )
+USER_MODELS = """
+from collections import OrderedDict
+import torch
+from torch import nn
+def good(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), nn.Dropout())
+def lazy(shape, classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(classes))
+def dictionary(shape, classes): return OrderedDict()
+def raises(shape, classes): raise KeyError("width")
+def exits(shape, classes): raise SystemExit(2)
+def frozen(shape, classes): return good(shape, classes).requires_grad_(False)
+def wrong(shape, classes): return nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2))
+def shared(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64))
+    model[2].weight.data = model[1].weight.data
+    return model
+def imaginary(shape, classes):
+    model = good(shape, classes)
+    model.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    return model
+"""
+
+
+def test_user_models(tmp_path, monkeypatch):
+    (tmp_path / "tests_user_model.py").write_text(USER_MODELS)
     monkeypatch.syspath_prepend(tmp_path)
+    for name in ("good", "lazy"):
+        state = torch.random.get_rng_state()
+        a, b = (model_arrays(build_model(f"tests_user_model:{name}", (1, 8, 8), 10, 0)) for _ in range(2))
+        assert all(a[key].tobytes() == b[key].tobytes() for key in a)
+        assert torch.equal(torch.random.get_rng_state(), state)
+    for name, words in {
+        "dictionary": "must return a torch.nn.Module, got OrderedDict",
+        "raises": "raised KeyError: 'width'",
+        "exits": "raised SystemExit: 2",
+        "frozen": "no parameter to train",
+        "wrong": r"does not take examples of shape \(1, 8, 8\)",
+        "shared": "'1.weight' and '2.weight' share memory",
+        "imaginary": "'phase' is complex",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            build_model(f"tests_user_model:{name}", (1, 8, 8), 10, 0)
 
 
 class Odd(nn.Module):
@@ -68,6 +101,7 @@ class Odd(nn.Module):
         self.wide = nn.Parameter(torch.ones(2, dtype=torch.float64))
         self.scale = nn.Parameter(torch.tensor(2.0))
         self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
 
 
 def test_odd_models_travel():
@@ -81,12 +115,16 @@ def test_odd_models_travel():
     assert all(array.flags.c_contiguous for array in arrays.values())
     assert np.array_equal(arrays["conv.weight"], model.conv.weight.detach().contiguous().numpy())
     assert frozen_names(model) == ("frozen.weight", "frozen.bias")
+    assert "scratch" not in arrays
+    for array in arrays.values():
+        array.flags.writeable = False  # as they come out of a message
     load_arrays(copy, arrays)
     for (name, a), (_, b) in zip(model.state_dict().items(), copy.state_dict().items(), strict=True):
         assert torch.equal(a, b), name
     assert copy.conv.weight.is_contiguous(memory_format=torch.channels_last)
     assert copy.decoder.weight is copy.encoder.weight
-    with pytest.raises(PayloadError, match="no array 'x'"):
-        load_arrays(model, {"x": np.zeros(1)})
+    for name in ("x", "scratch"):
+        with pytest.raises(PayloadError, match=f"no array '{name}'"):
+            load_arrays(model, {name: np.zeros(3)})
     with pytest.raises(PayloadError, match="shape"):
         load_arrays(model, {"scale": np.zeros(1, np.float32)})
