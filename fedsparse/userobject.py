@@ -30,9 +30,8 @@ def load_object(name: str, kind: str) -> Any:
             f"{kind} {name!r}: importing {module_name} failed: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(module, attribute):
-        raise ConfigError(
-            f"{kind} {name!r}: module {module_name} ({getattr(module, '__file__', None) or 'a package without a file'}) has no {attribute!r}."
-        )
+        place = getattr(module, "__file__", None) or "a package without a file"
+        raise ConfigError(f"{kind} {name!r}: module {module_name} ({place}) has no {attribute!r}.")
     found = getattr(module, attribute)
     if not callable(found):
         raise ConfigError(f"{kind} {name!r} is a {type(found).__name__}, not a callable.")
