@@ -103,10 +103,8 @@ class Quantizer(ABC):
 
     @property
     def code_dtype(self) -> np.dtype[np.generic]:
-        """The smallest dtype that holds every code."""
-        if self.alphabet is None:
-            raise NotImplementedError(f"{type(self).__name__} must name the dtype of its floating-point codes")
-        return np.min_scalar_type(self.alphabet - 1)
+        """The smallest dtype that holds every code; float32 where codes are floating-point numbers."""
+        return np.dtype(np.float32) if self.alphabet is None else np.min_scalar_type(self.alphabet - 1)
 
     def num_codes(self, k: int) -> int:
         """Return how many codes `k` values take."""

@@ -23,10 +23,6 @@ class Float32(Quantizer):
     def alphabet(self) -> int | None:
         return None
 
-    @property
-    def code_dtype(self) -> np.dtype[np.generic]:
-        return np.dtype(np.float32)
-
     def quantize(self, values: Vector, rng: np.random.Generator) -> tuple[NDArray[np.generic], Vector]:
         return values, np.empty(0, dtype=np.float32)
 
