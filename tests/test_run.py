@@ -299,3 +299,43 @@ def test_all_engines_give_the_same_bits(tmp_path: Path, overrides: tuple[str, ..
     for name in engines:
         assert facts(name) == facts("inline"), name
         assert json.loads((tmp_path / name / "summary.json").read_text())["status"] == "completed"
+
+
+def own_workers() -> list[int]:
+    """Return the Ray workers that descend from this process: other tests may have some too."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if not (entry / "cmdline").read_bytes().startswith(b"ray::Worker"):
+                continue
+            ancestor = int(entry.name)
+            while ancestor > 1 and ancestor != os.getpid():
+                ancestor = int((Path("/proc") / str(ancestor) / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, ValueError):
+            continue
+        if ancestor == os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_killed_workers_change_nothing(tmp_path: Path) -> None:
+    """kill -9 of a worker in every other round: retried clients answer with the bytes that they had stored."""
+    killed = []
+
+    def kill(event: Started | RoundDone) -> None:
+        if isinstance(event, RoundDone) and event.line["round"] % 2 and (workers := own_workers()):
+            os.kill(workers[0], signal.SIGKILL)
+            killed.append(workers[0])
+
+    spec = "compression.uplink=topk(density=0.05)|qsgd(levels=16)"
+    quiet = run_scenario(tiny(spec, "rounds=6", "engine.name=inline"), tmp_path / "quiet")
+    hit = run_scenario(
+        tiny(spec, "rounds=6", "engine.name=ray", "engine.max_workers=2"), tmp_path / "hit", on_event=kill
+    )
+    assert len(killed) == 3
+    assert hit.status == quiet.status == "completed"
+    assert (tmp_path / "hit/model.safetensors").read_bytes() == (tmp_path / "quiet/model.safetensors").read_bytes()
+    assert all(not line["failed"] for line in RunFolder(tmp_path / "hit").rounds())
