@@ -5,13 +5,14 @@ import os
 import socket
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from fedsparse.errors import ConfigError, RunError
 
 from ._quiet import QUIET, environment
-from ._ray import ray
+from ._ray import loopback_only, ray
 from ._workspace import Workspace
 
 MIB = 2**20
@@ -62,7 +63,8 @@ class RaySession:
                     "_temp_dir": str(self._workspace.path),
                 }
             try:
-                ray.init(**arguments | dict(options or {}))
+                with loopback_only() if address is None else nullcontext():
+                    ray.init(**arguments | dict(options or {}))
             except BaseException as error:
                 self.close()
                 if isinstance(error, ConnectionError | RuntimeError | ValueError | OSError):

@@ -1,5 +1,6 @@
 """A Ray instance of our own comes and goes without a trace."""
 
+import json
 import os
 import signal
 import socket
@@ -144,3 +145,33 @@ def test_a_cluster_is_joined_by_its_address_and_left_running(
         assert list(base.iterdir()) == [base / "ray"]
     finally:
         cluster.shutdown()
+
+
+def test_no_service_of_ours_listens_to_the_network():
+    """Ray's ports have no login: whoever reaches them runs code. A run on one machine opens none to others."""
+    program = (
+        "import json, os, subprocess\n"
+        "from fedsparse.engine import RayGrid\n"
+        "with RayGrid('engine_apps:app', num_clients=2):\n"
+        "    ours = {os.getpid()}\n"
+        "    table = subprocess.run(['ps', '-eo', 'pid,ppid'], capture_output=True, text=True).stdout\n"
+        "    rows = [tuple(map(int, line.split())) for line in table.splitlines()[1:]]\n"
+        "    for _ in range(6): ours |= {pid for pid, parent in rows if parent in ours}\n"
+        "    inodes = set()\n"
+        "    for pid in ours:\n"
+        "        try: links = [os.readlink(f'/proc/{pid}/fd/{fd}') for fd in os.listdir(f'/proc/{pid}/fd')]\n"
+        "        except OSError: continue\n"
+        "        inodes |= {link[8:-1] for link in links if link.startswith('socket:[')}\n"
+        "    found = []\n"
+        "    for name in ('tcp', 'tcp6'):\n"
+        "        for line in open(f'/proc/net/{name}').read().splitlines()[1:]:\n"
+        "            part = line.split()\n"
+        "            if part[3] == '0A' and part[9] in inodes: found.append(part[1].rsplit(':', 1)[0])\n"
+        "    print(json.dumps(found))\n"
+    )
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=here, check=True)
+    listening = json.loads(done.stdout.splitlines()[-1])
+    assert listening, "Ray listens somewhere"
+    loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+    assert set(listening) <= loopback
