@@ -136,6 +136,8 @@ def _environment(folder: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_ADDRESS": "local",
+        # Its ports have no login; on this machine alone they need none.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_TMPDIR": str(folder),
         "PYTHONPATH": os.pathsep.join(path),
         "PATH": os.pathsep.join(programs),
