@@ -20,7 +20,8 @@ table { border-collapse: collapse; width: 100%; font-size: .93rem; font-variant-
 th, td { padding: .42rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child { text-align: left; }
-td code { color: var(--soft); font-size: .85em; }
+td:first-child { white-space: normal; min-width: 13rem; }
+td code { color: var(--soft); font-size: .85em; overflow-wrap: anywhere; }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .5em; }
 figure { margin: 0; min-width: 0; }
 .plot { min-height: 420px; }
