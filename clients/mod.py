@@ -124,7 +124,8 @@ def _receipt(directive: Directive, delta: np.ndarray, turn: Transaction | None) 
 
 
 def _norm(vector: np.ndarray) -> float:
-    squares = float(np.dot(vector, vector))
+    with np.errstate(over="ignore"):
+        squares = float(np.dot(vector, vector))
     # float32 squares overflow from 1e19 on and vanish below 1e-19.
     return float(np.sqrt(squares)) if 1e-30 < squares < 1e38 else float(np.linalg.norm(vector.astype(np.float64)))
 

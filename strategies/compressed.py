@@ -1,6 +1,7 @@
 """Any Flower strategy, fed with compressed client updates."""
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -249,7 +250,7 @@ class CompressedStrategy(Strategy):
         if reply is None:
             report.failed[client] = "no reply in time"
         elif reply.has_error():
-            report.failed[client] = f"error {reply.error.code}: {reply.error.reason}"
+            report.failed[client] = f"error {reply.error.code}: {_last_line(reply.error.reason or '')}"
         else:
             try:
                 return self._decode(state, client, update_id, reply.content)
@@ -365,6 +366,12 @@ class CompressedStrategy(Strategy):
         self.run = str(state["run"])
         self._accepted = {str(client): int(update_id) for client, update_id in state["accepted"].items()}
         self._total_error = float(state["total_error"])
+
+
+def _last_line(reason: str) -> str:
+    """Return what a reason says in the end: Flower's engine gives Ray's whole coloured traceback."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", reason)
+    return next((line.strip() for line in reversed(plain.splitlines()) if line.strip()), "no reason given")
 
 
 def _payload_bytes(content: RecordDict) -> int:

@@ -1,0 +1,1 @@
+"""Communication-efficient federated learning on Flower: sparse, quantized updates with error memory."""
