@@ -103,7 +103,8 @@ def test_an_interrupted_run_leaves_no_process(base: Path, how: signal.Signals) -
         else:
             driver.kill()
         _, err = driver.communicate(timeout=30)
-    deadline = time.monotonic() + 20
+    # Ray notices a killed driver by its silence, which a busy machine draws out.
+    deadline = time.monotonic() + 90
     while clients(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert clients(mark) == []
