@@ -200,7 +200,7 @@ class RayGrid(BaseGrid):
         again: list[Task] = []
         finished: list[str] = []
         for task in event.tasks:
-            task.deaths += event.suspect
+            task.deaths += 1
             if task.deaths > self._max_retries:
                 self._queue.done(task)
                 finished += self._answer(task, error_reply(task.message, UNKNOWN, event.reason))

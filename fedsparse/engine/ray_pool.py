@@ -45,13 +45,12 @@ class Done:
 class Lost:
     """A batch that did not come back, because its worker died or could not even read or answer it.
 
-    `suspect` says that one of its tasks may be the cause: the death of a worker can swallow the reply to the batch
-    before the one that it ran.
+    One of its tasks may be the cause, even where the worker had gone on: the death of a worker can swallow the reply to
+    the batch before the one that it ran.
     """
 
     tasks: list[Task]
     reason: str
-    suspect: bool
 
 
 class WorkerPool:
@@ -105,8 +104,12 @@ class WorkerPool:
             self.wait(1.0)
 
     def next_free(self, depth: int) -> Worker | None:
-        """Return the worker with the least to do, if it has less than `depth` batches, no suspect, and is not stuck."""
-        free = [w for w in self.workers if len(w.batches) < depth and w.stop_at is None and not _has_suspect(w)]
+        """Return the worker with the least to do, if it has less than `depth` batches, no suspect, and is not stuck.
+
+        One that is still starting gets nothing: if it died, nobody could tell its start from its work.
+        """
+        ready = [worker for worker in self.workers if worker.ready is None and worker.stop_at is None]
+        free = [worker for worker in ready if len(worker.batches) < depth and not _has_suspect(worker)]
         return min(free, key=lambda worker: len(worker.batches), default=None)
 
     def submit(self, worker: Worker, tasks: list[Task], jobs: list[Job]) -> None:
@@ -174,20 +177,19 @@ class WorkerPool:
             if isinstance(problem, str):
                 raise ConfigError(problem)
             if isinstance(problem, RayError):
-                return self._failed_start(worker, problem)
+                self._failed_start(worker, problem)
+                return []
             worker.ready, self._failed_starts = None, 0
         events: list[Done | Lost] = []
         while worker.batches and worker.batches[0][0] in arrived:
             ref, tasks = worker.batches[0]
             result = _result(ref)
             if isinstance(result, RayError) and not isinstance(result, RayTaskError):
-                if worker.ready is not None:
-                    return events + self._failed_start(worker, result)
                 return events + self._died(worker, result)
             worker.batches.popleft()
             worker.stop_at = None
             if isinstance(result, RayError):
-                events.append(Lost(tasks, f"client worker failed: {_first_line(result)}", suspect=True))
+                events.append(Lost(tasks, f"client worker failed: {_first_line(result)}"))
             else:
                 seconds, outcomes = result
                 events.append(Done(tasks, seconds, outcomes))
@@ -197,15 +199,13 @@ class WorkerPool:
         reason = f"client worker died: {_first_line(error)}"
         batches = [tasks for _, tasks in worker.batches]
         self._replace(worker)
-        return [Lost(tasks, reason, suspect=True) for tasks in batches]
+        return [Lost(tasks, reason) for tasks in batches]
 
-    def _failed_start(self, worker: Worker, error: RayError) -> list[Done | Lost]:
+    def _failed_start(self, worker: Worker, error: RayError) -> None:
         self._failed_starts += 1
         if self._failed_starts > MAX_FAILED_STARTS:
             raise RunError(f"client workers die while they start: {_first_line(error)}")
-        batches = [tasks for _, tasks in worker.batches]
         self._replace(worker)
-        return [Lost(tasks, "client worker did not start", suspect=False) for tasks in batches]
 
     def _check_starts(self) -> None:
         late = [w for w in self.workers if w.ready is not None and time.monotonic() - w.started > START_LIMIT]
