@@ -26,6 +26,7 @@ SetOption = Annotated[
 ]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="inline, ray or flower.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the results; default runs/NAME.")]
+JobsOption = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time; more than one needs --engine inline.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in that folder.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of Flower, Ray and the clients.")]
 
@@ -81,6 +82,7 @@ def compare(
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="0,1,2", help="Default: the scenario's.")] = None,
     overrides: SetOption = [],  # noqa: B006  (typer reads it, nobody changes it)
     engine: EngineOption = None,
+    jobs: JobsOption = 1,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
     verbose: VerboseOption = False,
@@ -99,16 +101,18 @@ def compare(
         scenarios.validate_deep(resolved)
 
     from fedsparse.compare import compare_scenario
+    from fedsparse.compare.parallel import check_jobs
     from fedsparse.console import Watch, show_table
     from fedsparse.console import out as console
     from fedsparse.report import build
 
+    check_jobs(jobs, variants.values())
     runs = len(variants) * len(chosen)
     console.print(f"{_describe(loaded)}; {len(variants)} variants x {len(chosen)} seeds = {runs} runs", markup=False)
     try:
         with Watch(len(chosen) * sum(each.rounds for each in variants.values())) as watch:
             result = compare_scenario(
-                loaded, folder, seeds=chosen, on_event=watch, verbose=verbose, overwrite=overwrite
+                loaded, folder, seeds=chosen, on_event=watch, verbose=verbose, overwrite=overwrite, jobs=jobs
             )
     except KeyboardInterrupt:
         _stopped(folder, " The same command goes on from there.")

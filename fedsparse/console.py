@@ -35,7 +35,7 @@ class Watch:
 
     def __init__(self, rounds: int) -> None:
         self._rounds, self._done = rounds, 0
-        self._label, self._spent, self._accuracy = "", 0, ""
+        self._label, self._spent, self._accuracy, self._known = "", 0, "", ""
         self._last_line = self._began = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.fields[label]}", markup=False),
@@ -64,8 +64,8 @@ class Watch:
         elif isinstance(event, RoundDone):
             self._round(event)
         else:
-            self._spent = 0
-            self._show(f"round 0/{event.scenario.rounds}  accuracy {100 * event.initial_accuracy:.1f} %")
+            self._spent, self._known = 0, f"accuracy {100 * event.initial_accuracy:.1f} %"
+            self._show(f"round 0/{event.scenario.rounds}  {self._known}")
 
     def _begin(self, event: RunBegins) -> None:
         self._label = f"[{event.number}/{event.total}] {event.variant}, seed {event.seed}"
@@ -81,7 +81,9 @@ class Watch:
         line = event.line
         self._done += 1
         self._spent += line["uplink_bytes"]
-        self._accuracy = f"accuracy {100 * line['eval_accuracy']:.1f} %, uplink {digits(self._spent / 1e6)} MB"
+        if line["eval_accuracy"] is not None:
+            self._known = f"accuracy {100 * line['eval_accuracy']:.1f} %"
+        self._accuracy = f"{self._known}, uplink {digits(self._spent / 1e6)} MB{_budget(line)}"
         failed = f"  {len(line['failed'])} failed" if line["failed"] else ""
         text = f"round {line['round']}/{event.scenario.rounds}  {self._accuracy.replace(', ', '  ')}{failed}"
         self._show(text)
@@ -99,6 +101,11 @@ class Watch:
 
     def _say(self, text: str) -> None:
         self._bar.console.print(text, markup=False)
+
+
+def _budget(line: dict[str, Any]) -> str:
+    expected = line.get("budget_predicted")
+    return "" if expected is None else f" of {digits(expected / 1e6)} MB expected in the end"
 
 
 def show_table(comparison: Comparison) -> None:

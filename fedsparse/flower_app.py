@@ -69,8 +69,6 @@ def _tell(event: Started | RoundDone) -> None:
     """Say how it goes, where Flower's log shows it."""
     if isinstance(event, RoundDone):
         line = event.line
-        print(
-            f"round {line['round']} of {event.scenario.rounds}: accuracy {line['eval_accuracy']:.4f}, "
-            f"uplink {line['uplink_bytes']} bytes",
-            flush=True,
-        )
+        accuracy = "" if line["eval_accuracy"] is None else f"accuracy {line['eval_accuracy']:.4f}, "
+        text = f"round {line['round']} of {event.scenario.rounds}: {accuracy}uplink {line['uplink_bytes']} bytes"
+        print(text, flush=True)

@@ -11,8 +11,9 @@ Table = tuple[list[str], list[list[Any]]]
 
 
 def operators() -> Table:
-    """Compressors and what they are made of."""
+    """Compressors, what they are made of, and policies that change them from round to round."""
     from fedsparse.compression import QUANTIZERS, SPARSIFIERS
+    from strategies.policies import POLICIES
 
     registered: list[tuple[str, dict[str, Any]]] = [("sparsifier", {**SPARSIFIERS}), ("quantizer", {**QUANTIZERS})]
     lines = []
@@ -21,6 +22,8 @@ def operators() -> Table:
             lines.append([name, kind, operator.summary, operator.examples[0], operator.source])
     example = "piecewise(topk(density=0.01)|sign)"
     lines.append(["piecewise", "wrapper", "a compressor on each tensor by itself", example, ""])
+    for name, policy in sorted(POLICIES.items()):
+        lines.append([name, "policy", policy.summary, policy.examples[0], policy.source])
     return ["name", "kind", "what it does", "example", "source"], lines
 
 

@@ -6,8 +6,10 @@ ConfigRecord under `KEY`: the `Receipt`. The rest of both messages belongs to th
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from io import BytesIO
+from math import prod
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
@@ -43,6 +45,8 @@ class Directive:
         Id of this client's last accepted update; -1 where there is none.
     memory : bool
         Whether what is not sent is remembered.
+    momentum : float
+        Momentum correction of the client's updates, 0 for none (Lin et al. 2018, Section 3.1).
     exact, frozen : str
         Patterns and names as in `Layout.of`, one a line.
     """
@@ -55,6 +59,7 @@ class Directive:
     update_id: int
     ack: int = -1
     memory: bool = True
+    momentum: float = 0.0
     exact: str = "\n".join(DEFAULT_EXACT)
     frozen: str = ""
     protocol: int = PROTOCOL
@@ -85,11 +90,12 @@ class Receipt:
 
 
 M = TypeVar("M", Directive, Receipt)
+_HINTS: dict[type, dict[str, type]] = {kind: get_type_hints(kind) for kind in (Directive, Receipt)}
 
 
 def to_record(message: Directive | Receipt) -> ConfigRecord:
     """Write a directive or a receipt as a ConfigRecord."""
-    return ConfigRecord(asdict(message))
+    return ConfigRecord(dict(vars(message)))
 
 
 def from_record(kind: type[M], record: Mapping[str, Any]) -> M:
@@ -99,7 +105,7 @@ def from_record(kind: type[M], record: Mapping[str, Any]) -> M:
             f"the other side speaks fedsparse protocol {record.get('protocol')!r}, this one {PROTOCOL}: "
             "update the older side."
         )
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in _HINTS[kind].items():
         if type(record.get(name)) is not hint:
             raise PayloadError(f"{kind.__name__} field {name!r} must be {hint.__name__}, got {record.get(name)!r}.")
     return kind(**{item.name: record[item.name] for item in fields(kind)})
@@ -131,19 +137,28 @@ def array_view(array: Array) -> NDArray[np.generic]:
     # The Ray engine's arrays lie in shared memory; their `data` would be a copy.
     data = memoryview(getattr(array, "buffer", None) or array.data)
     try:
-        stream = BytesIO(bytes(data[:4096]))
-        version = npy.read_magic(stream)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
+        # Version 1.0 of the format has the header's length in bytes 8 and 9; any other is read without the cache.
+        head = bytes(data[:4096])
+        length = 10 + int.from_bytes(head[8:10], "little") if head[6:8] == b"\x01\x00" else 4096
+        shape, fortran, dtype, start = _npy_header(head[:length])
         if dtype.hasobject:
             raise ValueError("it holds Python objects")
-        count = int(np.prod(shape, dtype=np.int64))
-        flat = np.frombuffer(data, dtype=dtype, count=count, offset=stream.tell()) if count else np.empty(0, dtype)
+        count = prod(shape)
+        flat = np.frombuffer(data, dtype=dtype, count=count, offset=start) if count else np.empty(0, dtype)
     except ValueError as error:
         raise PayloadError(f"an array is damaged: {error}.") from None
     view = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
     view.flags.writeable = False
     return view
+
+
+@lru_cache(maxsize=1024)
+def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, order, dtype and where the numbers begin; the same few headers come in every message."""
+    stream = BytesIO(head)
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    return *read(stream), stream.tell()
 
 
 def views(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:

@@ -157,14 +157,17 @@ class _Reader:
         return value
 
 
-def build(stage: Stage, registry: Mapping[str, Callable[..., T]], kind: str) -> T:
-    """Build the registered dataclass that a stage names, with clear errors for wrong names and options."""
+def build(stage: Stage, registry: Mapping[str, Callable[..., T]], kind: str, **given: Any) -> T:
+    """Build the registered dataclass that a stage names, with clear errors for wrong names and options.
+
+    `given` are fields that do not come from the text.
+    """
     factory = registry.get(stage.name)
     if factory is None:
         raise unknown_name(kind, stage.name, registry)
     if stage.args:
         raise ConfigError(f"{kind} {stage.name!r} takes key=value options only, got {stage}.")
-    known = {f.name: f for f in fields(factory) if f.init}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(factory) if f.init and f.name not in given}  # type: ignore[arg-type]
     for key in stage.options:
         if key not in known:
             if not known:
@@ -174,7 +177,7 @@ def build(stage: Stage, registry: Mapping[str, Callable[..., T]], kind: str) -> 
     missing = [name for name in missing if name not in stage.options]
     if missing:
         raise ConfigError(f"{kind} {stage.name!r} needs {', '.join(missing)}; options: {', '.join(known)}.")
-    return factory(**stage.options)
+    return factory(**given, **stage.options)
 
 
 def options_of(instance: Any) -> dict[str, Value]:

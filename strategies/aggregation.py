@@ -34,6 +34,7 @@ class Update:
     receipt: Receipt
     metrics: MetricRecord
     weight: float
+    payload_bytes: int = 0
 
 
 class Mean:

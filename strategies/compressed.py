@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
@@ -10,12 +10,12 @@ from uuid import uuid4
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from numpy.typing import NDArray
 
 from fedsparse.compression import Compressor, decode
-from fedsparse.compression.base import check_whole
+from fedsparse.compression.base import check_number, check_whole
 from fedsparse.compression.layout import DEFAULT_EXACT, Layout
 from fedsparse.errors import AllClientsFailed, ConfigError, PayloadError, unknown_name
 from fedsparse.protocol import (
@@ -31,11 +31,27 @@ from fedsparse.protocol import (
 from fedsparse.protocol import (
     to_record as directive_record,
 )
+from strategies.accounting import describe, divergence_warning
 from strategies.aggregation import Mean, Update, averages, like, reply_content, to_record
 from strategies.cohort import Clients, CohortGrid, choose, client_order, sample_size, takes_everyone
+from strategies.policies import Plan, make_policy
 from strategies.report import RoundReport
 
 log = logging.getLogger(__name__)
+
+
+def _constant_step_size(server_round: int) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What one client of the cohort was asked for."""
+
+    client: str
+    update_id: int
+    compressor: Compressor
+    message: Message
 
 
 @dataclass
@@ -44,8 +60,7 @@ class _Round:
 
     base: dict[str, NDArray[np.generic]]
     layout: Layout
-    compressor: Compressor
-    asked: dict[int, tuple[str, int, Message]]  # node id -> client, update id, the message sent
+    asked: dict[int, _Asked]  # node id -> what it was asked for
     report: RoundReport
 
 
@@ -62,7 +77,8 @@ class CompressedStrategy(Strategy):
         The strategy that aggregates. Its settings for sampling say how many clients train and evaluate where
         `clients_per_round` is not given; which ones is chosen here, seeded.
     uplink : str
-        The compressor of the clients' updates, for example ``"hard_threshold(lam=0.01)|qsgd(levels=16)"``.
+        The compressor of the clients' updates, for example ``"hard_threshold(lam=0.01)|qsgd(levels=16)"``, or a policy
+        that changes it from round to round, see `strategies.policies`.
     seed : int
         Seeds cohorts and compressors.
     clients_per_round : int, optional
@@ -79,6 +95,13 @@ class CompressedStrategy(Strategy):
         Arrays that are not trained, so never sent.
     run : str, optional
         Names the clients' error memories; a new name for every training, the same one to resume it. Default: random.
+    rounds : int, optional
+        Rounds of the whole training, for policies that plan ahead; `start` sets it by itself.
+    step_size : callable
+        Round -> the clients' learning rate (up to a factor), for policies that follow it.
+    momentum_correction : float
+        Momentum that clients apply to their updates before sparsification (DGC, Lin et al. 2018, Section 3.1); from 0,
+        which is none, up to 1. Needs error memory.
     wait_timeout : float
         Seconds to wait for clients.
 
@@ -102,6 +125,9 @@ class CompressedStrategy(Strategy):
         exact: Sequence[str] = DEFAULT_EXACT,
         frozen: Sequence[str] = (),
         run: str | None = None,
+        rounds: int | None = None,
+        step_size: Callable[[int], float] = _constant_step_size,
+        momentum_correction: float = 0.0,
         wait_timeout: float = 600.0,
     ) -> None:
         if not isinstance(inner, Strategy):
@@ -111,9 +137,13 @@ class CompressedStrategy(Strategy):
         for name, value in (("clients_per_round", clients_per_round), ("num_clients", num_clients)):
             if value is not None:
                 check_whole("CompressedStrategy", name, value, 1)
-        self.inner, self.compressor = inner, Compressor.from_spec(uplink)
+        self.inner, self.policy = inner, make_policy(uplink)
         self.seed, self.clients_per_round, self.num_clients = seed, clients_per_round, num_clients
         self.weighting, self.error_memory = weighting, error_memory
+        check_number("CompressedStrategy", "momentum_correction", momentum_correction, 0.0, 1.0)
+        if momentum_correction and not error_memory:
+            raise ConfigError("momentum_correction needs error_memory: without it, masked momentum would be lost.")
+        self.rounds, self.step_size, self.momentum_correction = rounds, step_size, float(momentum_correction)
         self.exact, self.frozen = tuple(exact), tuple(frozen)
         self.run, self.wait_timeout = run or uuid4().hex, wait_timeout
         self.last_round: RoundReport | None = None
@@ -126,11 +156,25 @@ class CompressedStrategy(Strategy):
         kind = type(self.inner).__name__
         if "Xgb" in kind:
             raise ConfigError(f"{kind} exchanges trees, not a vector of parameters: it cannot be compressed.")
-        if "DifferentialPrivacy" in kind and self.error_memory and not self.compressor.lossless:
+        if "DifferentialPrivacy" in kind and self.error_memory and not self.policy.lossless:
             raise ConfigError(
                 f"{kind} with error memory is refused: what a client holds back today it sends later, so one example "
                 "influences many rounds and the accounted privacy bound no longer holds. Use error_memory=False."
             )
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train as Flower's strategies do; see `flwr.serverapp.strategy.Strategy.start`."""
+        self.rounds = self.rounds or num_rounds
+        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     @property
     def weight_key(self) -> str:
@@ -151,6 +195,7 @@ class CompressedStrategy(Strategy):
         layout = Layout.of(base, self.exact, self.frozen)
         if layout.d == 0 and not layout.exact:
             raise ConfigError("the model has no array that is trained: nothing to do.")
+        self.policy.begin(Plan(server_round, self.rounds, layout.d, cohort, len(online), self.step_size))
         names = {online[client]: client for client in cohort}
         with takes_everyone(self.inner):
             view = CohortGrid(grid, list(names))
@@ -159,10 +204,12 @@ class CompressedStrategy(Strategy):
         asked = {}
         for message in messages:
             client = names[message.metadata.dst_node_id]
-            message.content = RecordDict({**message.content, KEY: self._directive(client, server_round)})
+            compressor = self.policy.compressor(client)
+            directive = self._directive(client, server_round, compressor)
+            message.content = RecordDict({**message.content, KEY: directive})
             report.downlink_bytes += _payload_bytes(message.content)
-            asked[message.metadata.dst_node_id] = (client, server_round, message)
-        self._round = _Round(base, layout, self.compressor, asked, report)
+            asked[message.metadata.dst_node_id] = _Asked(client, server_round, compressor, message)
+        self._round = _Round(base, layout, asked, report)
         return messages
 
     def _online(self, grid: Grid, server_round: int) -> dict[str, int]:
@@ -170,17 +217,18 @@ class CompressedStrategy(Strategy):
         wanted = max(1, (self.num_clients or 0) if first else 0, self.clients_per_round or 0)
         return self._clients.wait_for(grid, wanted, self.wait_timeout)
 
-    def _directive(self, client: str, server_round: int) -> ConfigRecord:
+    def _directive(self, client: str, server_round: int, compressor: Compressor) -> ConfigRecord:
         return directive_record(
             Directive(
                 run=self.run,
                 client=client,
                 seed=self.seed,
                 server_round=server_round,
-                spec=self.compressor.spec,
+                spec=compressor.spec,
                 update_id=server_round,
                 ack=self._accepted.get(client, -1),
                 memory=self.error_memory,
+                momentum=self.momentum_correction,
                 exact="\n".join(self.exact),
                 frozen="\n".join(self.frozen),
             )
@@ -226,7 +274,7 @@ class CompressedStrategy(Strategy):
             return None, None
         metrics = self._metrics(updates)
         if sparse:
-            node = next(node for node, (client, _, _) in state.asked.items() if client == updates[0].client)
+            node = next(node for node, asked in state.asked.items() if asked.client == updates[0].client)
             merged = to_record(mean.applied_to(state.base))
             dense = [self._reply(state, node, merged, metrics, total)]
         arrays, inner_metrics = self.inner.aggregate_train(server_round, dense)
@@ -245,20 +293,20 @@ class CompressedStrategy(Strategy):
 
     def _open(self, state: _Round, node: int, reply: Message | None) -> Update | None:
         """Decode one reply; what is wrong with it goes into the report."""
-        client, update_id, _ = state.asked[node]
-        report = state.report
+        asked, report = state.asked[node], state.report
+        client = asked.client
         if reply is None:
             report.failed[client] = "no reply in time"
         elif reply.has_error():
             report.failed[client] = f"error {reply.error.code}: {_last_line(reply.error.reason or '')}"
         else:
             try:
-                return self._decode(state, client, update_id, reply.content)
+                return self._decode(state, asked, reply.content)
             except PayloadError as error:
                 report.failed[client] = f"rejected: {error}"
         return None
 
-    def _decode(self, state: _Round, client: str, update_id: int, content: RecordDict) -> Update:
+    def _decode(self, state: _Round, asked: _Asked, content: RecordDict) -> Update:
         state.report.uplink_bytes += _payload_bytes(content)
         frame, exact = unpack_arrays(only(content.array_records, "ArrayRecord"))
         metrics = only(content.metric_records, "MetricRecord")
@@ -267,13 +315,15 @@ class CompressedStrategy(Strategy):
         if examples < 0:
             raise PayloadError(f"the reply's metric {self.weight_key!r} is negative: {examples}.")
         layout = state.layout
-        update = decode(frame, state.compressor, layout.d, bounds=layout.bounds, update_id=update_id)
+        update = decode(frame, asked.compressor, layout.d, bounds=layout.bounds, update_id=asked.update_id)
         weight = examples if self.weighting == "num_examples" else 1.0
-        return Update(client, update, layout.unpack_exact(exact), receipt, metrics, weight)
+        return Update(
+            asked.client, update, layout.unpack_exact(exact), receipt, metrics, weight, len(frame) + len(exact)
+        )
 
     def _reply(self, state: _Round, node: int, arrays: ArrayRecord, metrics: MetricRecord, weight: float) -> Message:
         key = str(getattr(self.inner, "arrayrecord_key", "arrays"))
-        return Message(reply_content(arrays, metrics, self.weight_key, weight, key), reply_to=state.asked[node][2])
+        return Message(reply_content(arrays, metrics, self.weight_key, weight, key), reply_to=state.asked[node].message)
 
     def _metrics(self, updates: list[Update]) -> MetricRecord:
         """Aggregate the clients' metrics as the inner strategy would, weighted like their updates."""
@@ -284,49 +334,22 @@ class CompressedStrategy(Strategy):
 
     def _account(self, state: _Round, updates: list[Update]) -> None:
         """Write down what the accepted updates were; from here on they count as accepted."""
-        report, layout, compressor = state.report, state.layout, state.compressor
+        report = state.report
         report.accepted = [update.client for update in updates]
         self._accepted.update({update.client: update.receipt.update_id for update in updates})
         if not updates:
             return
-        norms = [update.receipt.residual_norm for update in updates]
-        self._total_error += float(np.mean(np.square(norms)))
-        counts = [update.compressed.nnz for update in updates]
-        pieces = len(layout.compressed)
-        report.nnz = sum(counts)
-        report.density = float(np.mean(counts)) / layout.d if layout.d else None
-        report.uplink_frame_bits_formula = sum(compressor.formula_bits(layout.d, n, pieces) for n in counts)
-        report.dense_bytes = len(updates) * layout.dense_bytes
-        report.lam = getattr(compressor.sparsifier, "lam", None)
-        report.residual_norm, report.residual_norm_max = float(np.mean(norms)), max(norms)
+        by_client = {asked.client: asked.compressor for asked in state.asked.values()}
+        compressors = [by_client[update.client] for update in updates]
+        describe(report, updates, compressors, state.layout)
+        self._total_error += float(np.mean([update.receipt.residual_norm**2 for update in updates]))
         report.total_error = self._total_error
-        report.update_norm = float(np.mean([update.receipt.update_norm for update in updates]))
-        self._warn_of_divergence(max(counts))
-        report.memory_resets = sum(update.receipt.memory_reset for update in updates)
-        report.restored = sum(update.receipt.restored for update in updates)
-        losses = [(u.weight, u.metrics.get("train-loss")) for u in updates]
-        known = [(w, float(x)) for w, x in losses if isinstance(x, int | float) and np.isfinite(x)]
-        weight = sum(w for w, _ in known)
-        report.train_loss = sum(w * x for w, x in known) / weight if weight else None
-
-    def _warn_of_divergence(self, kept: int) -> None:
-        """Say once that a quantizer is no contraction on as many values as are really kept."""
-        quantizer = self.compressor.quantizer
-        # Of the other quantizers the bound is far from what really happens; of this one it is close.
-        if self._warned or not self.error_memory or self.compressor.piecewise or getattr(quantizer, "norm", "") != "l2":
-            return
-        beta = quantizer.claim(kept).relative
-        if beta < 1.0:
-            return
-        self._warned = True
-        log.warning(
-            "%s of %d kept values has a relative error of %.2f >= 1: it is no contraction, the error memory can grow "
-            'without bound and training diverge (Basu et al. 2019, Lemma 1). Use qsgd(..., norm="max"), '
-            "qsgd(..., scaled=true), more levels, or piecewise(...).",
-            quantizer.name,
-            kept,
-            beta,
-        )
+        self.policy.observe(report, updates)
+        if self.error_memory and not self._warned:
+            largest = max(update.compressed.nnz for update in updates)
+            if (warning := divergence_warning(compressors[0], largest)) is not None:
+                self._warned = True
+                log.warning(warning)
 
     # -- evaluation --------------------------------------------------------------------------------------------
 
@@ -352,20 +375,26 @@ class CompressedStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the settings of both strategies."""
-        log.info("\t├──> Compression: %s, error memory %s", self.compressor, "on" if self.error_memory else "off")
+        log.info("\t├──> Compression: %s, error memory %s", self.policy.spec, "on" if self.error_memory else "off")
         self.inner.summary()
 
     # -- resuming ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be stored together with the model so that server and clients agree after a restart."""
-        return {"run": self.run, "accepted": dict(self._accepted), "total_error": self._total_error}
+        return {
+            "run": self.run,
+            "accepted": dict(self._accepted),
+            "total_error": self._total_error,
+            "policy": self.policy.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Undo `state_dict`."""
         self.run = str(state["run"])
         self._accepted = {str(client): int(update_id) for client, update_id in state["accepted"].items()}
         self._total_error = float(state["total_error"])
+        self.policy.load_state_dict(state["policy"])
 
 
 def _last_line(reason: str) -> str:

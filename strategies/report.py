@@ -23,7 +23,10 @@ class RoundReport:
     nnz : int
         Coordinates sent, over all accepted updates; `density` is their mean fraction of d.
     lam : float or None
-        The hard threshold of the round, in units of the model update.
+        The hard threshold of the round, in units of the model update; their mean where clients have their own.
+    predicted_bytes, budget_spent, budget_predicted : float or None
+        Under a byte budget: uplink bytes that this round was expected to take, bytes spent so far, and what the
+        whole training is now expected to take.
     train_loss : float or None
         Mean of the clients' train-loss, weighted like their updates.
     residual_norm, residual_norm_max : float or None
@@ -47,6 +50,9 @@ class RoundReport:
     nnz: int = 0
     density: float | None = None
     lam: float | None = None
+    predicted_bytes: float | None = None
+    budget_spent: float | None = None
+    budget_predicted: float | None = None
     train_loss: float | None = None
     residual_norm: float | None = None
     residual_norm_max: float | None = None

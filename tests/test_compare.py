@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -176,6 +177,41 @@ def test_runs_that_share_ray_workers_are_as_if_alone(
     assert not (out / ".memory").exists()
 
 
+@pytest.mark.slow
+def test_runs_side_by_side_give_the_same_files(finished: tuple[Path, Comparison, list[Any]], tmp_path: Path) -> None:
+    text, events = TINY + '[[variant]]\nname = "explosive"\n"train.lr" = 1e30\n', list[Any]()
+    result = compare_scenario(from_toml(text), tmp_path / "out", jobs=2, on_event=events.append)
+    assert [len(variant.done) for variant in result.variants] == [2, 2, 0]
+    assert "diverged" in " ".join(findings(result))
+    assert sorted(event.number for event in events if isinstance(event, RunBegins)) == [1, 2, 3, 4, 5, 6]
+    for run in ("dense/seed-0", "dense/seed-5", "sparse/seed-0", "sparse/seed-5"):
+        for file in ("model.safetensors", "partition.json"):
+            assert (tmp_path / "out" / run / file).read_bytes() == (finished[0] / run / file).read_bytes()
+    with pytest.raises(ConfigError, match=r"jobs = 2 needs engine\.name = 'inline'"):
+        compare_scenario(from_toml(text), tmp_path / "other", jobs=2, engine="ray")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_one_failed_run(tmp_path: Path) -> None:
+    (tmp_path / "bomb.py").write_text(
+        "import os, signal, numpy as np\n"
+        "def data():\n"
+        "    if os.getpid() != int(os.environ['PARENT']): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return np.zeros((8, 64)), np.arange(8) % 2, np.zeros((4, 64)), np.arange(4) % 2\n"
+    )
+    text = TINY + '[[variant]]\nname = "killed"\n"data.dataset" = "bomb:data"\n'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        patch.setenv("PARENT", str(os.getpid()))
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        ends: list[Any] = []
+        result = compare_scenario(from_toml(text), tmp_path / "out", seeds=[0], jobs=2, on_event=ends.append)
+    errors = {event.variant: event.error for event in ends if isinstance(event, RunEnds)}
+    assert errors == {"dense": None, "sparse": None, "killed": "its process ended with exit code -9"}
+    assert result.facts["status"] == "failed"
+
+
 def test_a_variant_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     text = TINY + '[[variant]]\nname = "explosive"\n"train.lr" = 1e30\n'
     result = compare_scenario(from_toml(text), tmp_path / "out", seeds=[0])
@@ -245,7 +281,15 @@ def variant_of(scenario: Scenario, name: str, curves: list[list[float]], bytes_e
         zeros = dict.fromkeys(["downlink_bytes", "uplink_frame_bits_formula", "nnz"], 0)
         lines = [
             {"round": i, "uplink_bytes": bytes_each, "dense_bytes": 100, "eval_accuracy": value, "eval_loss": 1.0}
-            | {"train_loss": 1.0, "failed": {}, "cohort": ["0"], "density": 1.0, "residual_norm": 0.0, **zeros}
+            | {
+                "train_loss": 1.0,
+                "failed": {},
+                "cohort": ["0"],
+                "accepted": ["0"],
+                "density": 1.0,
+                "residual_norm": 0.0,
+                **zeros,
+            }
             for i, value in enumerate(curve, 1)
         ]
         runs.append(Run(seed, Path(), summarise(scenario, lines, "completed"), lines))

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
+from clients.training import evaluate
 from fedsparse.data import load_dataset
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.models import build_model, load_arrays, model_arrays
@@ -43,7 +45,7 @@ name = "inline"
 KEYS = [
     "round", "wall_s", "virtual_s", "cohort", "accepted", "failed", "uplink_bytes", "downlink_bytes",
     "uplink_frame_bits_formula", "nnz", "density", "lam", "train_loss", "eval_loss", "eval_accuracy", "residual_norm",
-    "total_error",
+    "total_error", "objective", "predicted_bytes", "budget_spent", "budget_predicted",
 ]  # fmt: skip
 
 USER_CODE = """
@@ -121,6 +123,37 @@ def test_a_run_leaves_a_folder_whose_numbers_agree(tmp_path: Path) -> None:
     assert counts.shape == (6, 10)
     assert (counts.sum(axis=0) == np.bincount(load_dataset("digits").y_train)).all()
     assert len(list(folder.glob("memory/**/*.memory"))) == len({client for line in lines for client in line["cohort"]})
+
+
+def test_evaluation_as_often_and_of_what_the_scenario_asks(tmp_path: Path) -> None:
+    wanted = ["evaluation.every=3", "evaluation.objective=true", "train.weight_decay=0.1"]
+    summary = run_scenario(apply_overrides(tiny(), wanted), tmp_path / "out")
+    lines = lines_of(tmp_path / "out")
+    assert [line["eval_accuracy"] is None for line in lines] == [True, True, False, False]
+    assert summary.rounds_completed == 4
+    data, arrays = load_dataset("digits"), load_file(tmp_path / "out/model.safetensors")
+    model = build_model("mlp(hidden=16)", data.input_shape, 10, seed=99)
+    load_arrays(model, arrays)
+    loss, _ = evaluate(model, data.x_train, data.y_train, data.scale, torch.device("cpu"))
+    squares = sum(float((array.astype(np.float64) ** 2).sum()) for array in arrays.values())
+    assert summary.final_objective == lines[-1]["objective"] == pytest.approx(loss + 0.05 * squares, rel=1e-6)
+
+
+def test_the_average_of_the_rounds_is_what_is_evaluated_and_saved(tmp_path: Path) -> None:
+    models = []
+    for rounds in (1, 2, 3):
+        run_scenario(apply_overrides(tiny(), [f"rounds={rounds}"]), tmp_path / str(rounds))
+        models.append(load_file(tmp_path / f"{rounds}/model.safetensors"))
+    averaged = ["rounds=3", "evaluation.iterate_average=quadratic(a=5)"]
+    summary = run_scenario(apply_overrides(tiny(), averaged), tmp_path / "average")
+    weights = [(5 + 20 * t) ** 2 for t in (1, 2, 3)]  # 20 local steps a round
+    got = load_file(tmp_path / "average/model.safetensors")
+    for name, array in got.items():
+        expected = sum(w * m[name].astype(np.float64) for w, m in zip(weights, models, strict=True)) / sum(weights)
+        np.testing.assert_allclose(array, expected, rtol=1e-6)
+    plain = json.loads((tmp_path / "3/summary.json").read_text())
+    assert summary.uplink_bytes == plain["uplink_bytes"]
+    assert summary.final_loss != plain["final_loss"]
 
 
 def test_the_model_on_disk_is_the_one_that_was_evaluated(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fedsparse.compare.parallel import Finished, Piece, check_jobs, run_pieces
 from fedsparse.compare.results import Comparison, read_run, read_runs, variant_folder
 from fedsparse.compare.table import csv_text
 from fedsparse.errors import ConfigError, RunError
@@ -48,6 +51,7 @@ def compare_scenario(
     verbose: bool = False,
     overwrite: bool = False,
     command: str | None = None,
+    jobs: int = 1,
 ) -> Comparison:
     """Run all variants with all seeds; the same seed gives the same data split, initial model and cohorts.
 
@@ -64,6 +68,8 @@ def compare_scenario(
         Default: the scenario's `seeds`, or its `seed`.
     engine, on_event, verbose, overwrite, command
         As in `fedsparse.run.run_scenario`.
+    jobs : int
+        Runs at a time, each in its own process; more than one needs the inline engine.
 
     Raises
     ------
@@ -77,6 +83,7 @@ def compare_scenario(
     variants = expand(scenario)
     for resolved in variants.values():
         validate_deep(resolved)
+    check_jobs(jobs, variants.values())
     path = Path(out)
     if not _continues(path, scenario, overwrite):
         check_output(path, overwrite=overwrite)
@@ -100,25 +107,32 @@ def compare_scenario(
 
     write("running")
     tell = on_event or (lambda event: None)
-    plan = [(name, seed) for seed in chosen for name in variants]
+    plan = [
+        Piece(
+            name, variants[name].model_copy(update={"seed": seed, "seeds": None}), variant_folder(path, name, seed), n
+        )
+        for n, (seed, name) in enumerate(product(chosen, variants), 1)
+    ]
     failed = False
+    options: dict[str, Any] = {"verbose": verbose, "overwrite": True, "command": command}
     try:
-        with Grids(path / ".memory", verbose=verbose) as grids:
-            for number, (name, seed) in enumerate(plan, 1):
-                one = variants[name].model_copy(update={"seed": seed, "seeds": None})
-                folder = variant_folder(path, name, seed)
-                done = _completed(folder, one)
-                tell(RunBegins(name, seed, number, len(plan), done))
-                if done:
-                    continue
-                error = None
-                try:
-                    run_scenario(
-                        one, folder, on_event=tell, verbose=verbose, overwrite=True, command=command, grids=grids
-                    )
-                except RunError as problem:
-                    error, failed = str(problem), True
-                tell(RunEnds(name, seed, error))
+        left = []
+        for piece in plan:
+            if _completed(piece.folder, piece.scenario):
+                tell(RunBegins(piece.variant, piece.seed, piece.number, len(plan), True))
+            else:
+                left.append(piece)
+        finished = (
+            run_pieces(left, jobs, **options)
+            if jobs > 1
+            else _one_by_one(left, path / ".memory", options, tell, len(plan))
+        )
+        with closing(finished):
+            for end in finished:
+                if jobs > 1:
+                    _tell_all(end, tell, len(plan))
+                failed = failed or end.error is not None
+                tell(RunEnds(end.piece.variant, end.piece.seed, end.error))
                 write("running")
     except KeyboardInterrupt:
         write("interrupted")
@@ -127,6 +141,28 @@ def compare_scenario(
         write("failed")
         raise
     return write("failed" if failed else "completed")
+
+
+def _one_by_one(
+    pieces: list[Piece], memory: Path, options: dict[str, Any], tell: Listener, total: int
+) -> Generator[Finished, None, None]:
+    """Run in this process, on one engine for all."""
+    with Grids(memory, verbose=options["verbose"]) as grids:
+        for piece in pieces:
+            tell(RunBegins(piece.variant, piece.seed, piece.number, total, False))
+            error = None
+            try:
+                run_scenario(piece.scenario, piece.folder, on_event=tell, grids=grids, **options)
+            except RunError as problem:
+                error = str(problem)
+            yield Finished(piece, [], error)
+
+
+def _tell_all(end: Finished, tell: Listener, total: int) -> None:
+    """Tell afterwards what a run in another process had to tell."""
+    tell(RunBegins(end.piece.variant, end.piece.seed, end.piece.number, total, False))
+    for event in end.events:
+        tell(event)
 
 
 def _prepare(path: Path, scenario: Scenario, overwrite: bool) -> None:

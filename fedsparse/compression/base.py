@@ -172,6 +172,31 @@ def check_whole(owner: str, key: str, value: object, low: int, high: int = 2**62
         raise ConfigError(f"{owner}: {key} must be {limit}, got {value!r}.")
 
 
+def kept_count(d: int, density: float | None, k: int | None = None) -> int:
+    """Return the count k, given as such or as k/d: at least one coordinate of a non-empty vector, at most all."""
+    return min(d, max(1, round((density or 0.0) * d) if k is None else k))
+
+
+def largest(magnitude: Vector, k: int) -> Indices:
+    """Return the positions of the `k` largest magnitudes in increasing order; ties go to the lower position.
+
+    Zeros are left out, so that there may be fewer.
+    """
+    if k >= magnitude.size:
+        return np.flatnonzero(magnitude)
+    if k == 0:
+        return np.empty(0, dtype=np.int64)
+    # A partition by value, not by argument: half the time, and the choice among ties is ours.
+    threshold = np.partition(magnitude, magnitude.size - k)[magnitude.size - k]
+    if threshold == 0.0:
+        return np.flatnonzero(magnitude)
+    kept = np.flatnonzero(magnitude >= threshold)
+    if kept.size > k:
+        tied = np.flatnonzero(magnitude[kept] == threshold)
+        kept = np.delete(kept, tied[k - kept.size :])
+    return kept
+
+
 def as_vector(x: NDArray[np.generic]) -> Vector:
     """Return `x` as a contiguous float32 vector (a view where it already is one).
 

@@ -12,7 +12,7 @@ from fedsparse.compare.results import Comparison, Run, Variant
 # Okabe and Ito: told apart by colour-blind readers; with the dashes, also in a grey print.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-MOST_CLIENTS = 200
+MOST_CLIENTS, MOST_POINTS = 200, 500
 
 Figure = dict[str, Any]
 Value = Callable[[dict[str, Any]], float | None]
@@ -96,25 +96,34 @@ def _curves(
     return {"data": traces, "layout": {"hovermode": "closest"}}
 
 
+Column = list[float]
+
+
+def _known(ys: list[float | None], xs: Column, rounds: Column) -> tuple[Column, Column, Column]:
+    """Leave out rounds without a value, and most of very many."""
+    points = [(y, x, number) for y, x, number in zip(ys, xs, rounds, strict=True) if y is not None]
+    step = ceil(len(points) / MOST_POINTS) or 1
+    kept = points[::-step][::-1]  # the last round stays
+    return [p[0] for p in kept], [p[1] for p in kept], [p[2] for p in kept]
+
+
 def _variant_traces(name: str, number: int, runs: list[Run], y: Value, x: Callable[[Run], list[float]]) -> list[Figure]:
     """Return thin lines for single runs, a band from the lowest to the highest, and the mean on top."""
     tint = colour(number)
-    columns = [([y(line) for line in run.lines], x(run)) for run in runs]
+    columns = [_known([y(line) for line in run.lines], x(run), _round_numbers(run)) for run in runs]
     common = {"type": "scatter", "legendgroup": name, "mode": "lines"}
     thin = [
         common | {"x": xs, "y": ys, "showlegend": False, "hoverinfo": "skip", "opacity": 0.35}
         | {"line": {"color": tint, "width": 1}}
-        for ys, xs in columns
+        for ys, xs, _ in columns
         if len(runs) > 1
     ]  # fmt: skip
-    length = min(len(ys) for ys, _ in columns)
+    length = min(len(ys) for ys, _, _ in columns)
     points = []
     for index in range(length):
-        ys = [column[index] for column, _ in columns]
-        values = [value for value in ys if value is not None]
-        if len(values) == len(ys):
-            mean_x = sum(xs[index] for _, xs in columns) / len(columns)
-            points.append((mean_x, sum(values) / len(values), min(values), max(values), index + 1))
+        values = [ys[index] for ys, _, _ in columns]
+        mean_x = sum(xs[index] for _, xs, _ in columns) / len(columns)
+        points.append((mean_x, sum(values) / len(values), min(values), max(values), columns[0][2][index]))
     band = []
     if len(runs) > 1 and points:
         edge_x = [p[0] for p in points] + [p[0] for p in reversed(points)]

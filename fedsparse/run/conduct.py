@@ -1,5 +1,6 @@
 """Run a scenario on an engine, and leave a folder that tells the truth however it ends."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class RoundDone:
     scenario: Scenario
     line: dict[str, Any]
 
+
+log = logging.getLogger(__name__)
 
 Listener = Callable[[Started | RoundDone], None]
 
@@ -143,6 +146,7 @@ def conduct(
         Write the model after every round, for a process that may be ended without notice.
     """
     from fedsparse.run.loop import Training
+    from fedsparse.scenario.advice import advice
 
     began, started = time.monotonic(), environment.now()
     training = Training(scenario, task, folder, name)
@@ -169,6 +173,8 @@ def conduct(
         if on_event is not None:
             on_event(RoundDone(scenario, line))
 
+    for text in advice(scenario, task.num_parameters):
+        log.warning(text)
     try:
         with terminates():  # once more: Ray puts a handler of its own in place
             folder.write_json(PARTITION, task.division())

@@ -11,18 +11,22 @@ from numpy.typing import NDArray
 from fedsparse.errors import AllClientsFailed
 from fedsparse.protocol import JOB_KEY
 from fedsparse.run.folder import RunFolder
+from fedsparse.run.iterates import IterateAverage
 from fedsparse.run.signals import uninterrupted
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario
 from fedsparse.scenario.checks import build_inner
 from strategies import CompressedStrategy, RoundReport
 
-# Keys that DESIGN promises and that this loop does not know itself.
-_UNKNOWN: dict[str, Any] = {"virtual_s": None, "eval_loss": None, "eval_accuracy": None}
+# Keys of every line that this loop may not know, or not in every round.
+_UNKNOWN: dict[str, Any] = {"virtual_s": None, "eval_loss": None, "eval_accuracy": None, "objective": None}
 
 
 def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrategy:
     """Build the strategy of a scenario."""
+    from clients.schedules import make_schedule
+
+    schedule, steps = make_schedule(scenario.train.lr_schedule), task.mean_steps
     return CompressedStrategy(
         build_inner(scenario),
         scenario.compression.uplink,
@@ -31,13 +35,19 @@ def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrateg
         num_clients=scenario.data.num_clients,
         weighting=scenario.strategy.weighting,
         error_memory=scenario.compression.error_memory,
+        momentum_correction=scenario.compression.momentum_correction,
         frozen=task.frozen,
         run=run,
+        rounds=scenario.rounds,
+        step_size=lambda server_round: schedule.multiplier(server_round, scenario.rounds, 0, steps),
     )
 
 
 class Training:
-    """One training from its first round to its last; `arrays` is the model after the last complete round.
+    """One training from its first round to its last.
+
+    `arrays` is the model after the last complete round, or the average of the models so far where the scenario asks
+    for one.
 
     Parameters
     ----------
@@ -50,6 +60,7 @@ class Training:
     def __init__(self, scenario: Scenario, task: Task, folder: RunFolder, run: str) -> None:
         self.scenario, self.task, self.folder = scenario, task, folder
         self.strategy = make_strategy(scenario, task, run)
+        self.average = IterateAverage(scenario.evaluation.iterate_average, scenario.train.local_steps or 1)
         self.arrays: dict[str, NDArray[Any]] = task.arrays
         self.lines: list[dict[str, Any]] = []
         self._job = scenario.job()
@@ -71,13 +82,24 @@ class Training:
                 if self.strategy.last_round is not None:
                     self._write(self.strategy.last_round, began)
                 raise
-            arrays = {name: array.numpy() for name, array in record.items()}
-            loss, accuracy = self.task.evaluate(arrays)
+            self.average.add({name: array.numpy() for name, array in record.items()}, server_round)
+            arrays = self.average.arrays()
+            figures = self._evaluate(server_round, arrays)
             assert self.strategy.last_round is not None
             with uninterrupted():
-                line = self._write(self.strategy.last_round, began, eval_loss=loss, eval_accuracy=accuracy)
+                line = self._write(self.strategy.last_round, began, **figures)
                 self.arrays = arrays
             on_line(line)
+
+    def _evaluate(self, server_round: int, arrays: dict[str, NDArray[Any]]) -> dict[str, float]:
+        wanted = self.scenario.evaluation
+        if server_round % wanted.every and server_round != self.scenario.rounds:
+            return {}
+        loss, accuracy = self.task.evaluate(arrays)
+        figures = {"eval_loss": loss, "eval_accuracy": accuracy}
+        if wanted.objective:
+            figures["objective"] = self.task.objective(arrays)
+        return figures
 
     def _train(self, server_round: int, record: ArrayRecord, grid: Grid) -> ArrayRecord:
         config = ConfigRecord({JOB_KEY: self._job})

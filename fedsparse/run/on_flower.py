@@ -33,7 +33,7 @@ def run_on_flower(
             return
         for line in folder.rounds()[len(told) :]:
             told.append(line)
-            if line["eval_accuracy"] is not None:
+            if line["accepted"]:
                 on_event(RoundDone(scenario, line))
 
     engine = scenario.engine

@@ -25,6 +25,10 @@ class Summary:
         Numbers in the model, buffers included.
     initial_accuracy, final_accuracy, best_accuracy, final_loss : float
         On the test set, before the first round, after the last one, and at best (in `best_round`).
+    final_objective : float
+        The regularised loss over all training examples, where the scenario asks for it.
+    total_error : float
+        Sum over the rounds of the mean squared norm of the error memories.
     uplink_bytes, downlink_bytes : int
         Payload bytes of all rounds, counted on what was really sent.
     dense_bytes : int
@@ -50,7 +54,9 @@ class Summary:
     final_loss: float | None = None
     best_accuracy: float | None = None
     best_round: int | None = None
+    final_objective: float | None = None
     train_loss: float | None = None
+    total_error: float | None = None
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     dense_bytes: int = 0
@@ -102,12 +108,14 @@ def summarise(scenario: Scenario, lines: Rounds, status: str, **facts: Any) -> S
         engine=scenario.engine.name,
         status=status,
         rounds=scenario.rounds,
-        rounds_completed=len(evaluated),
+        rounds_completed=sum(bool(line["accepted"]) for line in lines),
         final_accuracy=last["eval_accuracy"] if last else None,
         final_loss=last["eval_loss"] if last else None,
+        final_objective=last.get("objective") if last else None,
         best_accuracy=best["eval_accuracy"] if best else None,
         best_round=best["round"] if best else None,
-        train_loss=last["train_loss"] if last else None,
+        train_loss=lines[-1]["train_loss"] if lines else None,
+        total_error=lines[-1].get("total_error") if lines else None,
         uplink_bytes=int(uplink),
         downlink_bytes=int(_total(lines, "downlink_bytes")),
         dense_bytes=int(dense),

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Task:
             model = build_model(scenario.model.name, shape, classes, seed)
             self.model = model.to(self.device)
             self._try()
+        self._scenario = scenario
         self.arrays: dict[str, NDArray[Any]] = model_arrays(self.model)
         self.frozen = frozen_names(self.model)
 
@@ -87,6 +89,28 @@ class Task:
         load_arrays(self.model, arrays)
         with _all_threads():
             return evaluate(self.model, self.dataset.x_test, self.dataset.y_test, self.dataset.scale, self.device)
+
+    def objective(self, arrays: dict[str, NDArray[Any]]) -> float:
+        """Return f(w): mean cross-entropy over all training examples + weight_decay / 2 ||w||^2, w what is trained."""
+        from clients.training import evaluate
+        from fedsparse.models import load_arrays
+
+        load_arrays(self.model, arrays)
+        data = self.dataset
+        with _all_threads():
+            loss, _ = evaluate(self.model, data.x_train, data.y_train, data.scale, self.device)
+        trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        squares = sum(float(np.square(arrays[name], dtype=np.float64).sum()) for name in trained if name in arrays)
+        return loss + 0.5 * self._scenario.train.weight_decay * squares
+
+    @property
+    def mean_steps(self) -> int:
+        """Local steps of an average client in a round."""
+        train = self._scenario.train
+        if train.local_steps is not None:
+            return train.local_steps
+        mean = sum(part.size for part in self.parts) / len(self.parts)
+        return max(1, (train.local_epochs or 1) * ceil(mean / train.batch_size))
 
     def division(self) -> dict[str, Any]:
         """Return how many examples of each class each client has."""

@@ -46,15 +46,21 @@ def check_data_dir(scenario: Scenario) -> None:
 def check_specs(scenario: Scenario) -> None:
     """Check compressor, partition and learning-rate schedule."""
     from clients.schedules import make_schedule
-    from fedsparse.compression import Compressor
     from fedsparse.data.partition import make_partitioner
+    from fedsparse.run.iterates import make_weights
+    from strategies.policies import make_policy
 
     with about(f"compression.uplink = {scenario.compression.uplink!r}"):
-        Compressor.from_spec(scenario.compression.uplink)
+        make_policy(scenario.compression.uplink)
     with about(f"data.partition = {scenario.data.partition!r}"):
         make_partitioner(scenario.data.partition)
     with about(f"train.lr_schedule = {scenario.train.lr_schedule!r}"):
         make_schedule(scenario.train.lr_schedule)
+    with about(f"evaluation.iterate_average = {scenario.evaluation.iterate_average!r}"):
+        make_weights(scenario.evaluation.iterate_average)
+    compression = scenario.compression
+    if compression.momentum_correction and not compression.error_memory:
+        raise ConfigError("compression.momentum_correction needs compression.error_memory = true.")
 
 
 @cache

@@ -71,8 +71,26 @@ class Strategy(Section):
 class Compression(Section):
     """How clients compress their updates."""
 
-    uplink: Text = Field(default="none", description='a compressor such as "topk(density=0.01)|sign"')
+    uplink: Text = Field(default="none", description='a compressor such as "topk(density=0.01)|sign", or a policy')
     error_memory: bool = Field(default=True, description="true or false")
+    momentum_correction: float = Field(
+        default=0.0, ge=0, lt=1, description="a number from 0 up to, not including, 1: momentum before sparsification"
+    )
+
+
+class Evaluation(Section):
+    """What is measured of the global model, and when."""
+
+    every: PositiveInt = Field(
+        default=1, description="a whole number of at least 1: rounds between evaluations; the last round always has one"
+    )
+    objective: bool = Field(
+        default=False, description="true or false: also the regularised loss over all training examples"
+    )
+    iterate_average: Text = Field(
+        default="none",
+        description='"none", "uniform" or "quadratic(a=100)": which average of the rounds\' models counts',
+    )
 
 
 class Engine(Section):
@@ -127,6 +145,7 @@ class Scenario(Section):
     train: Train = Field(description="a table")
     strategy: Strategy = Field(default=Strategy(), description="a table")
     compression: Compression = Field(default=Compression(), description="a table")
+    evaluation: Evaluation = Field(default=Evaluation(), description="a table")
     engine: Engine = Field(default=Engine(), description="a table")
     variant: tuple[Variant, ...] = Field(default=(), description="tables [[variant]], each with a name", strict=False)
 

@@ -103,7 +103,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     (sets("strategy.options.eta=big", "strategy.name=FedAdam"), ["strategy.options.eta = 'big'", "float"]),
     (sets("strategy.name=QFedAvg"), ["QFedAvg needs strategy.options.client_learning_rate"]),
     (sets("strategy.options.min_train_nodes=9"), ["min_train_nodes = 9", "num_clients = 5"]),
-    (sets("compression.uplink=top_k(k=1)"), ["unknown operator 'top_k'", "Did you mean 'topk'?"]),
+    (sets("compression.uplink=top_k(k=1)"), ["unknown operator or policy 'top_k'", "Did you mean 'topk'?"]),
     (sets("compression.uplink=topk(density=2)"), ["compression.uplink = 'topk(density=2)'", "density must be"]),
     (sets("compression.uplink=topk(density=0.1"), ["cannot read spec 'topk(density=0.1'"]),
     (sets("compression.error_memory=yes"), ["compression.error_memory = 'yes'", "true or false"]),

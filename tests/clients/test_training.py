@@ -219,17 +219,26 @@ def test_schedules():
         "cosine": [1, 0.75, 0.25],
         "step(every=2, factor=0.5)": [1, 1, 0.5],
         "inverse(a=2)": [1, 2 / 3, 0.5],
+        "inverse_sqrt": [1, 0.5**0.5, 3**-0.5],
+        "inverse_sqrt(a=0.5)": [1, 3**-0.5, 5**-0.5],
+        "strongly_convex(c=2, mu=0.5, a=4, per='round')": [1, 0.8, 2 / 3],
     }
     for spec, wanted in factors.items():
         assert [make_schedule(spec).multiplier(t, 3, 7, 9) for t in (1, 2, 3)] == pytest.approx(wanted)
-    by_step = make_schedule("inverse(a=2, per='step')")
-    got = [by_step.multiplier(server_round, 2, step, 3) for server_round in (1, 2) for step in range(3)]
-    assert got == pytest.approx([2 / (2 + t) for t in range(6)])
+    for spec in ("inverse(a=2, per='step')", "strongly_convex(c=1, mu=0.5, a=2)"):
+        by_step = make_schedule(spec)
+        got = [by_step.multiplier(server_round, 2, step, 3) for server_round in (1, 2) for step in range(3)]
+        assert got == pytest.approx([2 / (2 + t) for t in range(6)])
     for spec, words in {
         "cosin": "Did you mean 'cosine'",
         "step": "needs every",
         "cosine(per='epoch')": "Allowed: round, step",
         "step(every=0)": "at least 1",
+        "inverse_sqrt(a=0)": r"a must be in \(0",
+        "strongly_convex(c=2, mu=1e-4)": "needs a; options: per, c, mu, a",
+        "strongly_convex(c=0, mu=1, a=1)": "c must be .* the experiments c = 2",
+        "strongly_convex(c=8, mu=0.0, a=1)": "mu must be .*mu-strongly convex .*Theorem 2.4.* use inverse_sqrt",
+        "strongly_convex(c=8, mu=1, a=-3)": "a must be .* got -3.* shift a > 1 of the order of d/k",
     }.items():
         with pytest.raises(ConfigError, match=words):
             make_schedule(spec)

@@ -217,7 +217,7 @@ def test_faults_lose_no_update_mass(tmp_path, spec):
         residual, pending = store.read(client, layout.d)
         left += residual
         if pending.update_id != strategy.state_dict()["accepted"].get(client):
-            left += decode(pending.frame, strategy.compressor, layout.d).to_dense()
+            left += decode(pending.frame, Compressor.from_spec(strategy.policy.spec), layout.d).to_dense()
     np.testing.assert_allclose(accepted_mass + left, sum(deltas.values()), atol=1e-4)
 
 

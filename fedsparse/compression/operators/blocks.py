@@ -11,6 +11,7 @@ from fedsparse.compression.base import (
     Vector,
     check_number,
     check_whole,
+    kept_count,
     register_sparsifier,
 )
 from fedsparse.compression.operators.randk import uniform_subset
@@ -52,7 +53,7 @@ class BlockRandK(Sparsifier):
         return Claim(relative=1.0 - self.max_kept(d) / max(d, 1), random=True)
 
     def max_kept(self, d: int) -> int:
-        return min(d, max(1, round(self.density * d)))
+        return kept_count(d, self.density)
 
 
 @register_sparsifier

@@ -4,7 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsparse.compression.base import Claim, Indices, Sparsifier, Vector, check_number, register_sparsifier
+from fedsparse.compression.base import (
+    Claim,
+    Indices,
+    Sparsifier,
+    Vector,
+    check_number,
+    kept_count,
+    largest,
+    register_sparsifier,
+)
 from fedsparse.compression.operators.randk import uniform_subset
 
 
@@ -48,12 +57,11 @@ class SampledTopK(Sparsifier):
         threshold = np.partition(seen, size - inside)[size - inside]
         kept = np.flatnonzero((magnitude >= threshold) & (magnitude > 0))
         if kept.size > 2 * wanted:
-            order = np.argsort(-magnitude[kept], kind="stable")[:wanted]
-            kept = np.sort(kept[order])
+            kept = kept[largest(magnitude[kept], wanted)]
         return kept
 
     def _wanted(self, d: int) -> int:
-        return min(d, max(1, round(self.density * d)))
+        return kept_count(d, self.density)
 
     def claim(self, d: int) -> Claim:
         return Claim(relative=1.0)

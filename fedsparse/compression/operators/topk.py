@@ -11,6 +11,8 @@ from fedsparse.compression.base import (
     Vector,
     check_number,
     check_whole,
+    kept_count,
+    largest,
     register_sparsifier,
 )
 from fedsparse.errors import ConfigError
@@ -33,8 +35,7 @@ class FixedCount(Sparsifier):
 
     def max_kept(self, d: int) -> int:
         """Return k: at least one coordinate of a non-empty vector, at most all."""
-        k = self.k if self.k is not None else round((self.density or 0.0) * d)
-        return min(d, max(1, k))
+        return kept_count(d, self.density, self.k)
 
     def claim(self, d: int) -> Claim:
         return Claim(relative=1.0 - self.max_kept(d) / max(d, 1))
@@ -54,16 +55,4 @@ class TopK(FixedCount):
     examples = ("topk(density=0.01)", "topk(k=1)", "topk(density=1.0)")
 
     def select(self, x: Vector, rng: np.random.Generator) -> Indices | None:
-        k = self.max_kept(x.size)
-        magnitude = np.abs(x)
-        if k >= x.size:
-            return np.flatnonzero(magnitude)
-        # A partition by value, not by argument: half the time, and the choice among ties is ours.
-        threshold = np.partition(magnitude, x.size - k)[x.size - k]
-        if threshold == 0.0:
-            return np.flatnonzero(magnitude)
-        kept = np.flatnonzero(magnitude >= threshold)
-        if kept.size > k:
-            tied = np.flatnonzero(magnitude[kept] == threshold)
-            kept = np.delete(kept, tied[k - kept.size :])
-        return kept
+        return largest(np.abs(x), self.max_kept(x.size))

@@ -1,0 +1,118 @@
+"""The non-IID benchmark: learning rates from one small grid for everybody, then `fedsparse compare` on every split.
+
+Run on an idle machine (hours; each step goes on where it stopped)::
+
+    python -m benchmarks.noniid tune FOLDER             # every variant with every learning rate of GRID, one seed
+    python -m benchmarks.noniid run FOLDER cnn 'dirichlet(alpha=0.1)' [PATTERN]  # one model and split, all seeds
+    python -m benchmarks.noniid save FOLDER             # keep the figures under benchmarks/results/
+
+The seed that tunes is none of those that are reported. PATTERN, such as ``FedAvg-*``, leaves out other variants.
+"""
+
+import json
+import re
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from benchmarks._report import RESULTS, save
+from fedsparse.compare import compare_scenario, read
+from fedsparse.scenario import apply_overrides, load
+from fedsparse.scenario.schema import Scenario, Variant
+
+GRID = (0.03, 0.1, 0.3)
+TUNING_SEED, TUNING_ROUNDS = 100, 20
+TUNED = RESULTS / "noniid_tuning.json"
+
+
+def tune(folder: Path, pattern: str = "*") -> None:
+    """Train every variant with every learning rate, and keep the one of the best final accuracy."""
+    scenario = load("noniid-benchmark")
+    grid = tuple(
+        Variant(name=f"{variant.name}-lr{lr}", overrides={**variant.overrides, "train.lr": lr})
+        for variant in scenario.variant
+        for lr in GRID
+        if fnmatch(variant.name, pattern)
+    )
+    trial = scenario.model_copy(update={"rounds": TUNING_ROUNDS, "variant": grid})
+    result = compare_scenario(trial, folder / f"tune-{slug(pattern)}", seeds=[TUNING_SEED], on_event=tell)
+    found: dict[str, dict[str, float]] = {}
+    for variant in result.variants:
+        name, _, lr = variant.name.rpartition("-lr")
+        accuracy = variant.accuracy
+        found.setdefault(name, {})[lr] = round(accuracy.mean, 4) if accuracy else 0.0
+    before = {row["variant"]: row for row in _rows(TUNED)}
+    for name, tried in found.items():
+        best = max(tried, key=lambda lr: tried[lr])
+        before[name] = {"variant": name, "lr": float(best), "accuracy_by_lr": tried}
+    notes = f"final test accuracy after {TUNING_ROUNDS} rounds, seed {TUNING_SEED}, dirichlet(alpha=0.1), cnn"
+    save("noniid_tuning", list(before.values()), notes)
+
+
+def tuned(scenario: Scenario, pattern: str) -> Scenario:
+    """Give every variant its learning rate."""
+    rates = {row["variant"]: row["lr"] for row in _rows(TUNED)}
+    chosen = [variant for variant in scenario.variant if fnmatch(variant.name, pattern) and variant.name in rates]
+    variants = tuple(Variant(name=v.name, overrides={**v.overrides, "train.lr": rates[v.name]}) for v in chosen)
+    return scenario.model_copy(update={"variant": variants})
+
+
+def run(folder: Path, model: str, split: str, pattern: str = "*", seeds: str = "") -> None:
+    """Compare all variants on one model and split."""
+    scenario = tuned(load("noniid-benchmark"), pattern)
+    scenario = apply_overrides(scenario, [f"model.name={model}", f"data.partition={split}"])
+    chosen = [int(seed) for seed in seeds.split(",")] if seeds else None
+    compare_scenario(scenario, folder / slug(f"{model}-{split}-{pattern}"), seeds=chosen, on_event=tell)
+
+
+def keep(folder: Path) -> None:
+    """Write down what all comparisons in the folder found."""
+    rows = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("tune") or not (path / "summary.json").is_file():
+            continue
+        comparison = read(path)
+        data, model = comparison.scenario.data, comparison.scenario.model
+        target = comparison.target
+        for variant in comparison.variants:
+            if not variant.done:
+                continue
+            reached = variant.reaching(target)
+            rows.append(
+                {
+                    "model": model.name,
+                    "partition": data.partition,
+                    "variant": variant.name,
+                    "uplink": variant.scenario.compression.uplink,
+                    "lr": variant.scenario.train.lr,
+                    "seeds": [done.seed for done in variant.done],
+                    "final_accuracy": [round(done.summary.final_accuracy or 0.0, 4) for done in variant.done],
+                    "uplink_bytes": [done.summary.uplink_bytes for done in variant.done],
+                    "target_accuracy": round(target, 4) if target else None,
+                    "uplink_bytes_to_target": [entry and entry[1] for entry in reached],
+                    "rounds_to_target": [entry and entry[0] for entry in reached],
+                    "times_fewer_bytes_than_dense": comparison.savings(variant),
+                }
+            )
+    save("noniid", rows, "target: mean final accuracy of the first variant (dense FedAvg) minus one point")
+
+
+def tell(event: Any) -> None:
+    if type(event).__name__ == "RunBegins":
+        print(f"{event.number}/{event.total} {event.variant} seed {event.seed}", flush=True)
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") or "all"
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text())["rows"] if path.is_file() else []
+
+
+if __name__ == "__main__":
+    steps = {"tune": tune, "run": run, "save": keep}
+    if len(sys.argv) < 3 or sys.argv[1] not in steps:
+        raise SystemExit(__doc__)
+    steps[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
