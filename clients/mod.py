@@ -14,7 +14,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from fedsparse.compression import Compressor, MemoryStore, encode
 from fedsparse.compression.layout import Layout
 from fedsparse.compression.memory import Transaction
-from fedsparse.errors import PayloadError
+from fedsparse.errors import ConfigError, PayloadError
 from fedsparse.protocol import (
     EXACT_NAME,
     EXACT_STYPE,
@@ -74,6 +74,7 @@ class CompressionMod:
         arrays = views(only(message.content.array_records, "ArrayRecord"))
         layout = Layout.of(arrays, directive.exact.split("\n"), directive.frozen.split("\n"))
         compressor = Compressor.from_spec(directive.spec)
+        _check_momentum(directive)
         turn = None
         if directive.memory and not compressor.lossless:
             ack = directive.ack if directive.ack >= 0 else None
@@ -96,7 +97,7 @@ class CompressionMod:
         if turn is None:
             sent = compressor.compress(delta, seed, layout.bounds)
         else:
-            sent = compressor.compress_with_memory(delta, turn.residual, seed, layout.bounds)
+            sent = turn.compress(compressor, delta, seed, layout.bounds, directive.momentum)
         frame = encode(sent, compressor, directive.update_id)
         receipt = _receipt(directive, delta, turn)
         rest = _rest(reply.content, receipt, layout.pack_exact(new, arrays))
@@ -111,6 +112,16 @@ class CompressionMod:
         durable = bool(context.node_config.get("durable", False)) if self.durable is None else self.durable
         on_damage = self.on_damage or ("reset" if durable else "raise")
         return MemoryStore(Path(str(chosen or default)), directive.run, durable=durable, on_damage=on_damage)
+
+
+def _check_momentum(directive: Directive) -> None:
+    if not 0.0 <= directive.momentum < 1.0:
+        raise ConfigError(f"the momentum correction must be in [0, 1), the server asks for {directive.momentum!r}.")
+    if directive.momentum and not directive.memory:
+        raise ConfigError(
+            "the server asks for momentum correction without error memory, but it corrects what waits there "
+            "(Lin et al. 2018, Section 3.2): switch the memory on, or the correction off."
+        )
 
 
 def _receipt(directive: Directive, delta: np.ndarray, turn: Transaction | None) -> Receipt:

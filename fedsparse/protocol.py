@@ -24,7 +24,7 @@ KEY = "fedsparse"
 JOB_KEY = "job"
 FRAME_STYPE, EXACT_STYPE = "fedsparse.v1", "fedsparse.exact.v1"
 FRAME_NAME, EXACT_NAME = "frame", "exact"
-PROTOCOL = 1
+PROTOCOL = 2  # 2: momentum
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Directive:
     memory : bool
         Whether what is not sent is remembered.
     momentum : float
-        Momentum correction of the client's updates, 0 for none (Lin et al. 2018, Section 3.1).
+        Momentum correction of the client's updates, 0 for none (Lin et al. 2018, Section 3.2).
     exact, frozen : str
         Patterns and names as in `Layout.of`, one a line.
     """

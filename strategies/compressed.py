@@ -100,7 +100,7 @@ class CompressedStrategy(Strategy):
     step_size : callable
         Round -> the clients' learning rate (up to a factor), for policies that follow it.
     momentum_correction : float
-        Momentum that clients apply to their updates before sparsification (DGC, Lin et al. 2018, Section 3.1); from 0,
+        Momentum that clients apply to their updates before sparsification (DGC, Lin et al. 2018, Section 3.2); from 0,
         which is none, up to 1. Needs error memory.
     wait_timeout : float
         Seconds to wait for clients.
@@ -140,7 +140,7 @@ class CompressedStrategy(Strategy):
         self.inner, self.policy = inner, make_policy(uplink)
         self.seed, self.clients_per_round, self.num_clients = seed, clients_per_round, num_clients
         self.weighting, self.error_memory = weighting, error_memory
-        check_number("CompressedStrategy", "momentum_correction", momentum_correction, 0.0, 1.0)
+        check_number("CompressedStrategy", "momentum_correction", momentum_correction, 0.0, 1.0 - 1e-9)
         if momentum_correction and not error_memory:
             raise ConfigError("momentum_correction needs error_memory: without it, masked momentum would be lost.")
         self.rounds, self.step_size, self.momentum_correction = rounds, step_size, float(momentum_correction)

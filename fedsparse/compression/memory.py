@@ -5,11 +5,13 @@ it. A round of one client is::
 
     transaction = store.begin(client, d, update_id, acknowledged)   # settles the previous update
     if transaction.resend: reply with it again                      # the same update was asked for twice
-    ... train, compress p = Delta + e with transaction.residual ...
+    ... train ...
+    sent = transaction.compress(compressor, update, seed)           # C(p) of p = Delta + e
     transaction.commit(frame, attachment)                           # durable BEFORE the reply leaves
     ... reply ...
 
-Invariant: sum of accepted C(p) + residual (+ the pending C(p) if not accepted) == sum of Delta, to float32 rounding.
+Invariant: sum of accepted C(p) + residual (+ the pending C(p) if not accepted) == sum of Delta, to float32 rounding;
+with momentum correction the sum on the right is that of the velocities u which took the place of Delta.
 """
 
 import contextlib
@@ -17,7 +19,6 @@ import fcntl
 import logging
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,35 +26,18 @@ from typing import Literal
 from urllib.parse import quote, unquote
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedsparse.compression.base import Vector
-from fedsparse.compression.compressor import Bounds
+from fedsparse.compression.base import Vector, add_in_place, as_vector
+from fedsparse.compression.compressor import Bounds, Compressed, Compressor
 from fedsparse.compression.frame import decode_own
+from fedsparse.compression.memory_file import Pending as Pending
+from fedsparse.compression.memory_file import Stored, parts_of, read_file
 from fedsparse.errors import FencedError, MemoryStoreError, PayloadError
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"FSMEM\x01"
-_HEADER = struct.Struct("<6s?QQHHQQ")  # magic, has pending, d, pending id, and the lengths of what follows
-
-
-@dataclass(frozen=True)
-class Pending:
-    """An update that was sent and may or may not have been accepted.
-
-    Parameters
-    ----------
-    update_id : int
-        The id under which the server asked for it.
-    frame : bytes
-        C(p) as it was sent.
-    attachment : bytes
-        Whatever else the reply carried, so that it can be sent again unchanged.
-    """
-
-    update_id: int
-    frame: bytes
-    attachment: bytes = b""
+_AHEAD = ".next"
 
 
 @dataclass
@@ -61,6 +45,7 @@ class Transaction:
     """One client's turn with its memory; see `MemoryStore.begin`."""
 
     residual: Vector
+    velocity: Vector | None
     resend: Pending | None
     restored: bool
     reset_reason: str | None
@@ -68,6 +53,54 @@ class Transaction:
     _client: str
     _update_id: int
     _epoch: int
+
+    def compress(
+        self,
+        compressor: Compressor,
+        update: NDArray[np.generic],
+        seed: int,
+        bounds: Bounds | None = None,
+        momentum: float = 0.0,
+    ) -> Compressed:
+        """Return C(p) for ``p = e + Delta`` and leave ``e = p - C(p)``; `update` stays untouched.
+
+        With a momentum m above 0 the update is corrected as in Deep Gradient Compression (Lin et al. 2018, Sections
+        3.2 and 3.3)::
+
+            u <- m u + Delta,   p = e + u,   u <- 0 where a coordinate was sent (momentum factor masking)
+
+        so that a coordinate that waits gathers the momentum it would have had, and one that was sent does not repeat
+        it. Where every coordinate is sent nothing is left of u: the correction does nothing then. u stays masked if
+        the update turns out not to be accepted; its mass returns to e like all other mass. A client that sits a round
+        out keeps its u.
+
+        Parameters
+        ----------
+        compressor : Compressor
+            What to send.
+        update : array, shape (d,)
+            Delta; finite real numbers.
+        seed : int
+            As in `Compressor.compress`.
+        bounds : array of int64, optional
+            Tensor boundaries, for `piecewise`.
+        momentum : float
+            m, in [0, 1); 0 forgets u.
+        """
+        if momentum == 0.0:
+            self.velocity = None
+            return compressor.compress_with_memory(update, self.residual, seed, bounds)
+        velocity = self.velocity
+        if velocity is None:
+            velocity = np.array(as_vector(update))
+        else:
+            velocity *= np.float32(momentum)
+            add_in_place(velocity, as_vector(update))
+        sent = compressor.compress_with_memory(velocity, self.residual, seed, bounds)
+        if sent.indices is not None:
+            velocity[sent.indices] = 0.0
+        self.velocity = velocity if sent.indices is not None else None
+        return sent
 
     def commit(self, frame: bytes, attachment: bytes = b"") -> None:
         """Store the residual and the pending update atomically; only then may the reply leave.
@@ -152,7 +185,8 @@ class MemoryStore:
         epoch = self._take_over(client)
         reset_reason = None
         try:
-            residual, pending = self._read(client, d)
+            stored = self._read(client, d)
+            residual, pending, velocity = stored.residual, stored.pending, stored.velocity
             resend, restored = None, False
             if pending is not None and pending.update_id == update_id:
                 resend = pending
@@ -160,21 +194,30 @@ class MemoryStore:
                 decode_own(pending.frame, d, bounds).add_to(residual)
                 restored = True
         except (MemoryStoreError, PayloadError) as error:
+            if (damaged := self._file(client)) == self.path(client):
+                # The scraps of an older commit must not take its place once it is deleted.
+                self.path(client).with_suffix(_AHEAD).unlink(missing_ok=True)
             if self.on_damage == "raise":
                 raise MemoryStoreError(
-                    f"{error} Delete {self.path(client)} to restart this client's memory from zero, "
-                    "or use a new run name."
+                    f"{error} Delete {damaged} to restart this client's memory from zero, or use a new run name."
                 ) from None
             reset_reason = str(error)
             log.warning("client %s: error memory restarts from zero: %s", client, reset_reason)
             with contextlib.suppress(OSError):
-                os.replace(self.path(client), self.path(client).with_suffix(".damaged"))
-            residual, resend, restored = np.zeros(d, dtype=np.float32), None, False
-        return Transaction(residual, resend, restored, reset_reason, self, client, update_id, epoch)
+                os.replace(damaged, self.path(client).with_suffix(".damaged"))
+            residual, velocity, resend, restored = np.zeros(d, dtype=np.float32), None, None, False
+        return Transaction(residual, velocity, resend, restored, reset_reason, self, client, update_id, epoch)
+
+    def _file(self, client: str) -> Path:
+        """Return the file that holds what was committed last, see `_write`."""
+        path = self.path(client)
+        ahead = path.with_suffix(_AHEAD)
+        return ahead if not path.exists() and ahead.exists() else path
 
     def read(self, client: str, d: int) -> tuple[Vector, Pending | None]:
         """Return a client's residual and pending update as they lie on disk (for inspection and tests)."""
-        return self._read(client, d)
+        stored = self._read(client, d)
+        return stored.residual, stored.pending
 
     def clients(self) -> list[str]:
         """Return the names of all clients that have a file here."""
@@ -203,89 +246,64 @@ class MemoryStore:
                 raise MemoryStoreError(f"cannot write the error memory of client {client}: {error.strerror}.") from None
             return epoch
 
-    def _read(self, client: str, d: int) -> tuple[Vector, Pending | None]:
-        path = self.path(client)
+    def _read(self, client: str, d: int) -> Stored:
+        path = self._file(client)
         try:
-            file = open(path, "rb")  # noqa: SIM115
+            stored = read_file(path)
         except FileNotFoundError:
-            return np.zeros(d, dtype=np.float32), None
-        except OSError as error:
-            raise MemoryStoreError(f"cannot read {path}: {error.strerror}.") from None
-        with file:
-            head = file.read(_HEADER.size)
-            if len(head) < _HEADER.size or head[:6] != MAGIC:
-                raise MemoryStoreError(f"{path} is no error memory of this version.")
-            _, has_pending, stored_d, pending_id, n_run, n_client, n_frame, n_attachment = _HEADER.unpack(head)
-            expected = _HEADER.size + n_run + n_client + 4 * stored_d + n_frame + n_attachment + 4
-            if os.fstat(file.fileno()).st_size != expected:
-                raise MemoryStoreError(f"{path} is damaged: it should have {expected} bytes.")
-            names = file.read(n_run + n_client)
-            residual = np.fromfile(file, dtype="<f4", count=stored_d).astype(np.float32, copy=False)
-            frame, attachment = file.read(n_frame), file.read(n_attachment)
-            (checksum,) = struct.unpack("<I", file.read(4))
-        if _checksum(head, names, residual, frame, attachment) != checksum:
-            raise MemoryStoreError(f"{path} is damaged: the checksum does not match.")
-        run, owner = names[:n_run].decode(), names[n_run:].decode()
-        if run != self.run or owner != client:
+            return Stored(self.run, client, np.zeros(d, dtype=np.float32))
+        if stored.run != self.run or stored.client != client:
             raise MemoryStoreError(
-                f"{path} belongs to client {owner!r} of run {run!r}, expected client {client!r} of run {self.run!r}."
+                f"{path} belongs to client {stored.client!r} of run {stored.run!r}, expected client {client!r} of run "
+                f"{self.run!r}."
             )
-        if stored_d != d:
-            raise MemoryStoreError(f"{path} is for a model of {stored_d} parameters, this one has {d}.")
-        return residual, Pending(pending_id, frame, attachment) if has_pending else None
+        if stored.residual.size != d:
+            raise MemoryStoreError(f"{path} is for a model of {stored.residual.size} parameters, this one has {d}.")
+        return stored
 
     def _commit(self, transaction: Transaction, pending: Pending) -> None:
         client, path = transaction._client, self.path(transaction._client)
-        residual = transaction.residual
-        run, owner = self.run.encode(), client.encode()
-        head = _HEADER.pack(
-            MAGIC,
-            True,
-            residual.size,
-            pending.update_id,
-            len(run),
-            len(owner),
-            len(pending.frame),
-            len(pending.attachment),
-        )
-        checksum = _checksum(head, run + owner, residual, pending.frame, pending.attachment)
+        parts = parts_of(Stored(self.run, client, transaction.residual, transaction.velocity, pending))
         with self._locked(client) as handle:
             if _read_epoch(handle) != transaction._epoch:
                 raise FencedError(f"another process took over the error memory of client {client}; this one stops.")
-            partial = path.with_suffix(".partial")
             try:
-                with open(partial, "wb", buffering=0) as file:
-                    tail = pending.frame + pending.attachment
-                    for part in (head + run + owner, _raw(residual), tail, struct.pack("<I", checksum)):
-                        _write_all(file.fileno(), memoryview(part))
-                    if self.durable:
-                        os.fsync(file.fileno())
-                os.replace(partial, path)
-                if self.durable:
-                    _sync_directory(self.directory)
+                self._write(path, parts)
             except OSError as error:
-                with contextlib.suppress(OSError):
-                    os.unlink(partial)
                 raise MemoryStoreError(
                     f"cannot write the error memory of client {client} to {self.directory}: {error.strerror}. "
                     "What was stored before is intact; free some disk space."
                 ) from None
 
+    def _write(self, path: Path, parts: list[bytes | memoryview]) -> None:
+        """Replace a file as a whole.
+
+        Renaming a file over another makes ext4 write it to the disk at once, which takes longer than all the rest.
+        Where nobody asked for that the old file goes first: who is killed in between leaves the new one, complete,
+        under its other name.
+        """
+        ahead = not self.durable and path.exists()
+        partial = path.with_suffix(_AHEAD if ahead else ".partial")
+        try:
+            with open(partial, "wb", buffering=0) as file:
+                for part in parts:
+                    _write_all(file.fileno(), memoryview(part))
+                if self.durable:
+                    os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+        if ahead:
+            os.unlink(path)
+        os.replace(partial, path)
+        if self.durable:
+            _sync_directory(self.directory)
+
 
 def _read_epoch(handle: int) -> int:
     raw = os.pread(handle, 8, 0)
     return int(struct.unpack("<Q", raw)[0]) if len(raw) == 8 else 0
-
-
-def _checksum(head: bytes, names: bytes, residual: Vector, frame: bytes, attachment: bytes) -> int:
-    checksum = 0
-    for part in (head, names, _raw(residual), frame, attachment):
-        checksum = zlib.crc32(part, checksum)
-    return checksum
-
-
-def _raw(residual: Vector) -> memoryview:
-    return memoryview(residual.astype("<f4", copy=False)).cast("B")  # type: ignore[arg-type]
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:

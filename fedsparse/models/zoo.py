@@ -22,7 +22,7 @@ class Softmax:
     """Multinomial logistic regression."""
 
     name: ClassVar[str] = "softmax"
-    summary: ClassVar[str] = "multinomial logistic regression (also: logistic)"
+    summary: ClassVar[str] = "multinomial logistic regression"
 
     def make(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Return a linear layer that starts at zero, as convex problems do."""
@@ -30,6 +30,32 @@ class Softmax:
         nn.init.zeros_(linear.weight)
         nn.init.zeros_(linear.bias)
         return nn.Sequential(nn.Flatten(), linear)
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Logistic regression: one weight vector for two classes, where softmax has two of opposite gradients."""
+
+    bias: bool = True
+
+    name: ClassVar[str] = "logistic"
+    summary: ClassVar[str] = "logistic regression, logistic(bias=true): two classes; with more, softmax"
+
+    def make(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Return the model; it starts at zero."""
+        linear = nn.Linear(prod(input_shape), 1 if num_classes == 2 else num_classes, bias=self.bias)
+        for parameter in linear.parameters():
+            nn.init.zeros_(parameter)
+        stack: list[nn.Module] = [nn.Flatten(), linear]
+        return nn.Sequential(*stack, _Against()) if num_classes == 2 else nn.Sequential(*stack)
+
+
+class _Against(nn.Module):
+    """Put the logit 0 of the first class beside that of the second: cross-entropy is then the logistic loss."""
+
+    def forward(self, logit: Tensor) -> Tensor:
+        """Return logits of shape (n, 2) for those of shape (n, 1)."""
+        return torch.cat([torch.zeros_like(logit), logit], dim=1)
 
 
 @dataclass(frozen=True)
@@ -133,7 +159,7 @@ class Recipe(Protocol):
 
 MODELS: dict[str, Callable[..., Recipe]] = {
     "softmax": Softmax,
-    "logistic": Softmax,
+    "logistic": Logistic,
     "mlp": MLP,
     "cnn": CNN,
     "resnet18": ResNet18,

@@ -49,15 +49,39 @@ def density_by_round(comparison: Comparison) -> Figure:
 
 def residual_by_round(comparison: Comparison) -> Figure | None:
     """Mean norm of the error memory, without variants that have none."""
-    lossy = [
+    return _of_some(comparison, "residual_norm", "norm of the error memory, mean")
+
+
+def total_error_by_round(comparison: Comparison) -> Figure | None:
+    """Sum of the squared norms of the error memory so far, without variants that have none."""
+    return _of_some(comparison, "total_error", "total error so far")
+
+
+def threshold_by_round(comparison: Comparison) -> Figure | None:
+    """The hard thresholds, where there are some."""
+    return _of_some(comparison, "lam", "threshold lam")
+
+
+def budget_by_round(comparison: Comparison) -> Figure | None:
+    """What trainings under a byte budget are expected to take in the end."""
+    return _of_some(comparison, "budget_predicted", "uplink expected in the end, MB", scale=1e-6)
+
+
+def _of_some(comparison: Comparison, key: str, title: str, scale: float = 1.0) -> Figure | None:
+    """Plot a key of rounds.jsonl for the variants where it is not zero or unknown throughout."""
+    some = [
         variant
         for variant in comparison.variants
-        if any(line["residual_norm"] for run in variant.runs if run is not None for line in run.lines)
+        if any(line.get(key) for run in variant.runs if run is not None for line in run.lines)
     ]
-    if not lossy:
+    if not some:
         return None
-    figure = _curves(comparison, lambda line: line["residual_norm"], x=_round_numbers, only=lossy)
-    figure["layout"] |= _axes("round", "norm of the error memory, mean")
+
+    def value(line: dict[str, Any]) -> float | None:
+        return None if line.get(key) is None else scale * line[key]
+
+    figure = _curves(comparison, value, x=_round_numbers, only=some)
+    figure["layout"] |= _axes("round", title)
     figure["layout"]["yaxis"] |= {"rangemode": "tozero"}
     figure["layout"]["showlegend"] = False
     return figure

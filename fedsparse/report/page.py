@@ -22,6 +22,17 @@ BYTES_NOTE = (
 )
 
 
+# Plots of what compression does, in pairs; each is there only where a variant has it.
+_INSIDE = {
+    "density": "Coordinates that a client sent, mean over the cohort; colours as above.",
+    "residual": "What clients hold back: mean L2 norm of p − C(p). If it keeps growing, too little is sent.",
+    "total-error": "Sum over the rounds so far of the mean squared norm of what clients hold back: what a constant "
+    "threshold minimises (Sahu et al. 2021).",
+    "lam": "Hard threshold lam, in units of the model update.",
+    "budget": "Uplink that the whole training is expected to take, as foreseen in each round.",
+}
+
+
 def build(path: str | Path) -> Path:
     """Write report.html into the folder of a run or a comparison, from what lies there.
 
@@ -68,6 +79,9 @@ def _figures(comparison: Comparison) -> dict[str, figures.Figure | None]:
         "accuracy-rounds": figures.accuracy_by_round(comparison),
         "density": figures.density_by_round(comparison),
         "residual": figures.residual_by_round(comparison),
+        "total-error": figures.total_error_by_round(comparison),
+        "lam": figures.threshold_by_round(comparison),
+        "budget": figures.budget_by_round(comparison),
         "labels": figures.label_distribution(comparison),
     }
 
@@ -86,12 +100,9 @@ def _sections(comparison: Comparison, plots: set[str]) -> list[str]:
             _plot("accuracy-rounds", "What compression costs in rounds, bytes left aside."),
             "<h2>Inside the compression</h2>",
             '<div class="pair">',
-            _plot("density", "Coordinates that a client sent, mean over the cohort; colours as above.", low=True),
+            *[_plot(name, caption, low=True) for name, caption in _INSIDE.items() if name in plots],
+            "</div>",
         ]
-        if "residual" in plots:
-            caption = "What clients hold back: mean L2 norm of p − C(p). If it keeps growing, too little is sent."
-            parts.append(_plot("residual", caption, low=True))
-        parts.append("</div>")
     if "labels" in plots:
         parts += ["<h2>Who has which classes</h2>", _plot("labels", _division_caption(comparison), low=True)]
     return [*parts, _how_counted(comparison), _runs(comparison), _provenance(comparison)]

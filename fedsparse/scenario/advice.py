@@ -69,6 +69,6 @@ def _momentum(scenario: Scenario) -> str:
     if not scenario.compression.momentum_correction or not scenario.train.momentum:
         return ""
     return (
-        "compression.momentum_correction takes the place of the clients' own momentum (Lin et al. 2018, Section 3.1): "
+        "compression.momentum_correction takes the place of the clients' own momentum (Lin et al. 2018, Section 3.2): "
         "with train.momentum as well it is applied twice. Set train.momentum = 0."
     )

@@ -41,9 +41,10 @@ class Server:
 
 
 class Client:
-    def __init__(self, store: MemoryStore, spec: str) -> None:
-        self.store, self.compressor = store, Compressor.from_spec(spec)
-        self.trained = np.zeros(D)  # sum of the updates that reached the store
+    def __init__(self, store: MemoryStore, spec: str, momentum: float) -> None:
+        self.store, self.compressor, self.momentum = store, Compressor.from_spec(spec), momentum
+        self.trained = np.zeros(D)  # sum of the velocities u = m u + Delta that reached the store
+        self.velocity = np.zeros(D)  # u as it must lie in the store
 
     def handle(self, update_id: int, ack: int | None, update: np.ndarray, crash: str) -> bytes:
         if crash == "before":
@@ -54,12 +55,15 @@ class Client:
             return turn.resend.frame
         if crash == "training":
             raise Crash
-        sent = self.compressor.compress_with_memory(update, turn.residual, update_id)
+        sent = turn.compress(self.compressor, update, update_id, momentum=self.momentum)
         frame = encode(sent, self.compressor, update_id)
         if crash == "compressed":
             raise Crash
         turn.commit(frame)
-        self.trained += update
+        velocity = self.momentum * self.velocity + update
+        self.trained += velocity
+        velocity[slice(None) if sent.indices is None else sent.indices] = 0.0
+        self.velocity = velocity
         if crash == "stored":
             raise Crash
         return frame
@@ -77,10 +81,10 @@ step = st.tuples(
     "spec", ["topk(k=3)", "hard_threshold(lam=0.5)|qsgd(levels=4)", "randk(k=5)|sign", "none|sign"]
 )
 @settings(max_examples=150, deadline=None)
-@given(schedule=st.lists(step, min_size=1, max_size=25))
-def test_mass_is_conserved_under_every_schedule(tmp_path_factory, spec, schedule):
+@given(schedule=st.lists(step, min_size=1, max_size=25), momentum=st.sampled_from([0.0, 0.9]))
+def test_mass_is_conserved_under_every_schedule(tmp_path_factory, spec, schedule, momentum):
     store = MemoryStore(tmp_path_factory.mktemp("memory"), "run")
-    server, client, late = Server(spec), Client(store, spec), []
+    server, client, late = Server(spec), Client(store, spec, momentum), []
     for crash, network, again, seed in schedule:
         update = np.random.default_rng(seed).standard_normal(D).astype(np.float32)
         update_id, ack = server.ask()
@@ -103,6 +107,9 @@ def test_mass_is_conserved_under_every_schedule(tmp_path_factory, spec, schedule
         if pending is not None and pending.update_id != server.accepted:
             decode(pending.frame, client.compressor, D).add_to(waiting)
         np.testing.assert_allclose(server.accepted_mass + residual + waiting, client.trained, atol=1e-4)
+        if momentum:
+            velocity = store.begin("0", D, 0).velocity  # a turn that ends here changes nothing but who may commit
+            np.testing.assert_allclose(np.zeros(D) if velocity is None else velocity, client.velocity, atol=1e-4)
 
 
 def committed(store: MemoryStore, client: str = "c", value: float = 2.0, update_id: int = 1) -> bytes:
@@ -121,6 +128,42 @@ def test_the_same_question_gets_the_same_answer(tmp_path):
     turn = store.begin("c", D, 1)
     assert turn.resend is not None
     assert (turn.resend.frame, turn.resend.attachment) == (frame, b"metrics")
+
+
+def test_momentum_gathers_where_nothing_is_sent_and_goes_when_it_is_switched_off(tmp_path):
+    """By hand, with m = 1/2: only the first coordinate is ever sent, the last waits with its momentum."""
+    store, compressor = MemoryStore(tmp_path, "run"), Compressor.from_spec("topk(k=1)")
+    update = np.array([8.0, 0.0, 1.0], np.float32)
+    wanted = [(0.0, 1.0), (1.0, 1.5), (2.5, 1.75)]  # e before the round, u after it
+    for server_round, (residual, velocity) in enumerate(wanted, start=1):
+        turn = store.begin("c", 3, server_round, server_round - 1)
+        np.testing.assert_array_equal(turn.residual, [0.0, 0.0, residual])
+        sent = turn.compress(compressor, update, 0, momentum=0.5)
+        assert (sent.indices.tolist(), sent.values.tolist()) == ([0], [8.0]), "what was sent has no momentum left"
+        turn.commit(encode(sent, compressor, server_round))
+        np.testing.assert_array_equal(turn.velocity, [0.0, 0.0, velocity])
+    assert update.tolist() == [8.0, 0.0, 1.0]
+    with_velocity = store.path("c").stat().st_size
+    turn = store.begin("c", 3, 4, 3)
+    turn.commit(encode(turn.compress(compressor, update, 0), compressor, 4))
+    assert store.begin("c", 3, 5, 4).velocity is None
+    assert store.path("c").stat().st_size == with_velocity - 4 * 3
+
+
+def test_files_of_version_1_can_be_read(tmp_path):
+    """Written by fedsparse 0.1."""
+    store = MemoryStore(tmp_path, "run")
+    store.path("c").write_bytes(
+        bytes.fromhex("46534d454d010103000000000000000700000000000000030001000500000000000000070000000000000072756e63")
+        + np.array([1.0, -2.0, 0.5], "<f4").tobytes()
+        + b"frame"
+        + b"metrics"
+        + bytes.fromhex("3e78786a")
+    )
+    residual, pending = store.read("c", 3)
+    assert residual.tolist() == [1.0, -2.0, 0.5]
+    assert (pending.update_id, pending.frame, pending.attachment) == (7, b"frame", b"metrics")
+    assert store.begin("c", 3, 7).velocity is None
 
 
 def test_not_accepted_mass_returns_once(tmp_path):
@@ -178,6 +221,31 @@ def test_damage_is_an_error_or_a_reported_reset(tmp_path, damage, words):
     assert store.path("c").with_suffix(".damaged").exists()
 
 
+@pytest.mark.parametrize("d", [0, 1, 7, 16_384, 40_001])
+def test_any_changed_number_is_noticed(tmp_path, d):
+    """A flipped bit anywhere, and two blocks of 64 KiB that changed places."""
+    store, rng = MemoryStore(tmp_path, "run"), np.random.default_rng(d)
+    turn = store.begin("c", d, 1)
+    turn.residual[:] = rng.standard_normal(d)
+    turn.velocity = rng.standard_normal(d).astype(np.float32)
+    turn.commit(b"frame")
+    raw = store.path("c").read_bytes()
+    assert np.array_equal(store.begin("c", d, 2, 1).velocity, turn.velocity)
+    changed = []
+    for bit in rng.integers(0, 8 * len(raw), 200):
+        flipped = bytearray(raw)
+        flipped[bit // 8] ^= 1 << bit % 8
+        changed.append(flipped)
+    if d > 32_768:
+        start, block = len(raw) - 4 - len(b"frame") - 8 * d, 65_536
+        first, second = raw[start : start + block], raw[start + block : start + 2 * block]
+        changed.append(raw[:start] + second + first + raw[start + 2 * block :])
+    for damaged in changed:
+        store.path("c").write_bytes(damaged)
+        with pytest.raises(MemoryStoreError):
+            store.begin("c", d, 2, 1)
+
+
 def test_foreign_memory_is_refused(tmp_path):
     committed(MemoryStore(tmp_path, "run"))
     other = MemoryStore(tmp_path, "../other run")
@@ -209,7 +277,43 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert "What was stored before is intact" in done.stdout
     assert store.path("c").read_bytes() == before
-    assert not list(tmp_path.rglob("*.partial"))
+    assert {file.suffix for file in store.directory.iterdir()} == {".memory", ".epoch"}
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_commit_that_is_cut_short_anywhere_leaves_the_old_or_the_new_memory(tmp_path, durable):
+    """The files as a killed process leaves them: the new one half written, whole, or whole with the old one gone."""
+    store = MemoryStore(tmp_path, "run", durable=durable)
+    committed(store, value=1.0)
+    path = store.path("c")
+    old, ahead = path.read_bytes(), path.with_suffix(".next")
+    committed(store, value=9.0, update_id=2)
+    new = path.read_bytes()
+    for files, value in [
+        ({path: old, ahead: new[:50]}, 1.0),
+        ({path: old, ahead: new}, 1.0),
+        ({ahead: new}, 10.0),
+        ({path: new}, 10.0),
+        ({path.with_suffix(".partial"): new[:50]}, 0.0),  # of the very first commit
+    ]:
+        for file in (path, ahead):
+            file.unlink(missing_ok=True)
+        for file, content in files.items():
+            file.write_bytes(content)
+        residual, _ = store.read("c", D)
+        assert residual.max() == value
+        committed(store, value=2.0, update_id=3)
+        assert store.read("c", D)[0].max() >= 2.0
+        assert path.exists()
+    path.write_bytes(new[:-1])
+    ahead.write_bytes(new)
+    with pytest.raises(MemoryStoreError, match=r"Delete .*c\.memory"):
+        store.begin("c", D, 4)
+    path.unlink()
+    assert not store.begin("c", D, 4).residual.any(), "deleted as told, it restarts from zero"
+    ahead.write_bytes(new[:50])
+    with pytest.raises(MemoryStoreError, match=r"Delete .*c\.next"):
+        store.begin("c", D, 4)
 
 
 def test_kill_9_at_any_moment_leaves_a_valid_memory(tmp_path):

@@ -44,6 +44,17 @@ def test_wrong_names_are_explained():
         build_model("cnn", (64,), 10, 0)
 
 
+def test_logistic_of_two_classes_has_one_weight_vector():
+    model = build_model("logistic(bias=false)", (5,), 2, 0)
+    (weight,) = model.parameters()
+    x, y = torch.randn(7, 5), torch.tensor([0, 1, 1, 0, 1, 0, 1])
+    weight.data = torch.randn(1, 5)
+    loss = nn.functional.cross_entropy(model(x), y)
+    expected = torch.log1p(torch.exp(-(2.0 * y - 1.0) * (x @ weight[0]))).mean()
+    torch.testing.assert_close(loss, expected)
+    assert sum(p.numel() for p in build_model("logistic", (5,), 3, 0).parameters()) == 18
+
+
 USER_MODELS = """
 from collections import OrderedDict
 import torch
