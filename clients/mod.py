@@ -83,7 +83,8 @@ class CompressionMod:
             )
             if turn.resend is not None:
                 log.info("client %s sends update %d again", directive.client, directive.update_id)
-                return Message(_reopen(turn.resend.frame, turn.resend.attachment), reply_to=message)
+                rest = recorddict_from_proto(RecordDictProto.FromString(turn.resend.attachment))
+                return Message(_with_frame(rest, turn.resend.frame), reply_to=message)
 
         message.content = without_key(message.content)
         reply = call_next(message, context)
@@ -100,10 +101,10 @@ class CompressionMod:
             sent = turn.compress(compressor, delta, seed, layout.bounds, directive.momentum)
         frame = encode(sent, compressor, directive.update_id)
         receipt = _receipt(directive, delta, turn)
-        rest = _rest(reply.content, receipt, layout.pack_exact(new, arrays))
+        content = _rest(reply.content, receipt, layout.pack_exact(new, arrays))
         if turn is not None:
-            turn.commit(frame, rest.SerializeToString())
-        return Message(_assemble(frame, rest), reply_to=message)
+            turn.commit(frame, recorddict_to_proto(content).SerializeToString())
+        return Message(_with_frame(content, frame), reply_to=message)
 
     def _store(self, directive: Directive, context: Context) -> MemoryStore:
         configs = (context.node_config, context.run_config)
@@ -141,21 +142,16 @@ def _norm(vector: np.ndarray) -> float:
     return float(np.sqrt(squares)) if 1e-30 < squares < 1e38 else float(np.linalg.norm(vector.astype(np.float64)))
 
 
-def _rest(content: RecordDict, receipt: Receipt, exact: bytes) -> RecordDictProto:
-    """Return all of the reply but the frame, in Flower's own serialization: what a second sending repeats."""
+def _rest(content: RecordDict, receipt: Receipt, exact: bytes) -> RecordDict:
+    """Return all of the reply but the frame: what a second sending repeats."""
     rest = content.copy()
     name = next(iter(content.array_records))
     rest[name] = ArrayRecord({EXACT_NAME: Array("uint8", (len(exact),), EXACT_STYPE, exact)} if exact else {})
     rest[KEY] = to_record(receipt)
-    return recorddict_to_proto(rest)
+    return rest
 
 
-def _assemble(frame: bytes, rest: RecordDictProto) -> RecordDict:
+def _with_frame(rest: RecordDict, frame: bytes) -> RecordDict:
     """Put the frame beside the exact arrays, where the app's ArrayRecord was."""
-    content = recorddict_from_proto(rest)
-    only(content.array_records, "ArrayRecord")[FRAME_NAME] = Array("uint8", (len(frame),), FRAME_STYPE, frame)
-    return content
-
-
-def _reopen(frame: bytes, attachment: bytes) -> RecordDict:
-    return _assemble(frame, RecordDictProto.FromString(attachment))
+    only(rest.array_records, "ArrayRecord")[FRAME_NAME] = Array("uint8", (len(frame),), FRAME_STYPE, frame)
+    return rest

