@@ -260,6 +260,11 @@ def test_a_last_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
     assert [line["round"] for line in RunFolder(tmp_path / "out").rounds()] == [1, 2]
 
 
+def hear_interrupts() -> None:
+    """Undo what a shell does to its background jobs, whose children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start_and_interrupt(tmp_path: Path, engine: str, kind: signal.Signals) -> "subprocess.CompletedProcess[str]":
     (tmp_path / "tiny.toml").write_text(TINY)
     command = [sys.executable, "-m", "fedsparse.cli", "run", "tiny.toml", "--out", "out", "--engine", engine]
@@ -270,6 +275,7 @@ def start_and_interrupt(tmp_path: Path, engine: str, kind: signal.Signals) -> "s
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_interrupts,
     )
     rounds, deadline = tmp_path / "out/rounds.jsonl", time.monotonic() + 90
     while not rounds.exists() or rounds.read_text().count("\n") < 3:

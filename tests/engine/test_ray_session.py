@@ -82,6 +82,11 @@ with RayGrid("engine_apps:app", num_clients=4, num_workers=2, object_store_memor
 """
 
 
+def hear_interrupts() -> None:
+    """Undo what a shell does to its background jobs, whose children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_process(base: Path, how: signal.Signals) -> None:
     mark = f"FEDSPARSE_TEST={os.getpid()}-{how}"
@@ -94,6 +99,7 @@ def test_an_interrupted_run_leaves_no_process(base: Path, how: signal.Signals) -
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_interrupts,
     ) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "working\n"
