@@ -1,4 +1,4 @@
-"""The command line: `fedsparse run`, `compare`, `list`, `report`."""
+"""The command line: `fedsparse run`, `compare`, `reproduce`, `list`, `report`."""
 
 import os
 import sys
@@ -122,6 +122,30 @@ def compare(
     console.print(f"report   {build(folder)}", markup=False)
     if result.facts["status"] != "completed":
         raise typer.Exit(1)
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str | None, typer.Argument(metavar="[PAPER]")] = None,
+    only: Annotated[list[str], typer.Option("--only", metavar="PART", help="Run this part alone; repeatable.")] = [],  # noqa: B006
+    seeds: Annotated[str | None, typer.Option("--seeds", metavar="0,1,2", help="Default: the scenarios'.")] = None,
+    overrides: SetOption = [],  # noqa: B006  (typer reads it, nobody changes it)
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time; default: as many as CPUs.")] = 0,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Run a paper's experiments again and judge its claims, with a page that shows both.
+
+    PAPER is sahu2021, stich2018 or basu2019; without it, they are listed. Called again, it goes on where it stopped.
+    """
+    from fedsparse.reproduce import command
+
+    if paper is None:
+        command.list_papers()
+        return
+    folder = out or Path("runs") / paper
+    command.reproduce_paper(paper, folder, only, _seeds(seeds), overrides, jobs, overwrite=overwrite, verbose=verbose)
 
 
 @app.command("list")

@@ -1,6 +1,7 @@
 """Put a report together: one HTML file that needs nothing else."""
 
 import json
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from fedsparse.report import figures
 from fedsparse.report.assets import SCRIPT, STYLE
 from fedsparse.report.findings import findings
 from fedsparse.run.folder import REPORT, finite, write_text
-from fedsparse.scenario import to_toml
+from fedsparse.scenario import Scenario, to_toml
 
 BYTES_NOTE = (
     "Uplink is the length of the frames that clients really sent (positions, values, scales, checksum, header) plus "
@@ -54,17 +55,22 @@ def build(path: str | Path) -> Path:
 
 def render(comparison: Comparison) -> str:
     """Return the page."""
+    plots = {name: figure for name, figure in _figures(comparison).items() if figure is not None}
+    return document(comparison.scenario.name, _sections(comparison, set(plots)), plots)
+
+
+def document(title: str, sections: Iterable[str], plots: Mapping[str, figures.Figure], style: str = "") -> str:
+    """Return a whole HTML page that needs nothing else: style, plotly.js and the figures are in it."""
     from plotly.offline import get_plotlyjs
 
-    plots = {name: figure for name, figure in _figures(comparison).items() if figure is not None}
-    data = json.dumps(finite(plots), separators=(",", ":")).replace("<", "\\u003c")
-    title = escape(comparison.scenario.name)
+    data = json.dumps(finite(dict(plots)), separators=(",", ":")).replace("<", "\\u003c")
     return "".join(
         [
-            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title} · fedsparse</title>\n',
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f"<title>{escape(title)} · fedsparse</title>\n",
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n",
-            *_sections(comparison, set(plots)),
+            f"<style>{STYLE}{style}</style>\n</head>\n<body>\n<main>\n",
+            *sections,
             f'</main>\n<script type="application/json" id="figures">{data}</script>\n',
             f"<script>{get_plotlyjs()}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
         ]
@@ -95,16 +101,16 @@ def _sections(comparison: Comparison, plots: set[str]) -> list[str]:
     if "accuracy-bytes" in plots:
         parts += [
             "<h2>Accuracy against bytes</h2>",
-            _plot("accuracy-bytes", f"Farther left is cheaper, higher is better. {means}"),
+            plot("accuracy-bytes", f"Farther left is cheaper, higher is better. {means}"),
             "<h2>Accuracy against rounds</h2>",
-            _plot("accuracy-rounds", "What compression costs in rounds, bytes left aside."),
+            plot("accuracy-rounds", "What compression costs in rounds, bytes left aside."),
             "<h2>Inside the compression</h2>",
             '<div class="pair">',
-            *[_plot(name, caption, low=True) for name, caption in _INSIDE.items() if name in plots],
+            *[plot(name, caption, low=True) for name, caption in _INSIDE.items() if name in plots],
             "</div>",
         ]
     if "labels" in plots:
-        parts += ["<h2>Who has which classes</h2>", _plot("labels", _division_caption(comparison), low=True)]
+        parts += ["<h2>Who has which classes</h2>", plot("labels", _division_caption(comparison), low=True)]
     return [*parts, _how_counted(comparison), _runs(comparison), _provenance(comparison)]
 
 
@@ -158,7 +164,8 @@ def _table_note(comparison: Comparison) -> str:
     return " ".join(notes)
 
 
-def _plot(name: str, caption: str, *, low: bool = False) -> str:
+def plot(name: str, caption: str, *, low: bool = False) -> str:
+    """Return the place where a figure of that name is drawn."""
     size = "plot low" if low else "plot"
     return f'<figure><div id="{name}" class="{size}"></div><figcaption>{escape(caption)}</figcaption></figure>\n'
 
@@ -211,19 +218,28 @@ def _run_row(variant: Variant, run: Run) -> str:
 
 
 def _provenance(comparison: Comparison) -> str:
-    facts = comparison.facts
+    return provenance(comparison.facts) + details(comparison.scenario)
+
+
+def provenance(facts: Mapping[str, Any]) -> str:
+    """Say how, when and where the figures were made; what is not known is left out."""
     versions = ", ".join(f"{name} {version}" for name, version in (facts.get("versions") or {}).items())
     entries = {
         "command": f"<code>{escape(str(facts.get('command')))}</code>",
-        "started": escape(str(facts.get("started"))),
-        "engine": escape(str(facts.get("engine"))),
+        "started": escape(str(facts.get("started") or facts.get("date"))),
+        "engine": escape(str(facts["engine"])) if facts.get("engine") else "",
         "duration": escape(f"{facts['wall_s']:.0f} s" if facts.get("wall_s") is not None else "-"),
-        "status": escape(str(facts.get("status"))),
+        "status": escape(str(facts["status"])) if facts.get("status") else "",
         "machine": escape(str(facts.get("machine"))),
         "versions": escape(versions),
     }
-    listed = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in entries.items())
+    listed = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in entries.items() if value)
+    return f"<h2>To repeat it</h2>\n<dl>{listed}</dl>\n"
+
+
+def details(scenario: Scenario) -> str:
+    """Show a scenario as a file, folded."""
     return (
-        f"<h2>To repeat it</h2>\n<dl>{listed}</dl>\n<details><summary>The scenario, every default spelled out</summary>"
-        f"<pre>{escape(to_toml(comparison.scenario))}</pre></details>\n"
+        "<details><summary>The scenario, every default spelled out</summary>"
+        f"<pre>{escape(to_toml(scenario))}</pre></details>\n"
     )
