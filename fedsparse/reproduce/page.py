@@ -125,10 +125,12 @@ def _out_of_reach(result: Reproduction) -> str:
 
 def _how_judged() -> str:
     return (
-        "<h2>How it was judged</h2><p>A verdict rests on differences between runs with the same seed (the same data "
-        "split, initial model and order of examples), their mean, and its 95 % confidence interval (Student's t), "
-        "never on one run. “Holds” needs the whole interval on the claim's side. “Does not hold” covers both a claim that is "
-        "wrong here and one that this many seeds do not show; the reason says which. Losses are the regularised loss "
-        "over all training examples, the mean over the last tenth of a run. Bytes are the lengths of frames that were "
-        "really encoded and decoded, or, where it says so, what the papers' formulas count for the same updates.</p>\n"
+        "<h2>How it was judged</h2><p>"
+        "A verdict rests on differences between runs with the same seed (the same data split, initial model and "
+        "order of examples), their mean, and its 95 % confidence interval (Student's t), never on one run. "
+        "“Holds” needs the whole interval on the claim's side. “Does not hold” covers both a claim that is wrong "
+        "here and one that this many seeds do not show; the reason says which. Losses are the regularised loss "
+        "over all training examples, the mean over the last tenth of a run. Bytes are the lengths of frames that "
+        "were really encoded and decoded, or, where it says so, what the papers' formulas count for the same "
+        "updates.</p>\n"
     )

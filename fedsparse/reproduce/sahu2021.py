@@ -71,7 +71,7 @@ def error_explains(comparison: Comparison, pairs: tuple[Names, ...]) -> Verdict:
 
 def _sign(verdict: Verdict) -> int | None:
     difference = verdict.figures.get("difference")
-    if not isinstance(difference, dict) or abs(difference["mean"]) <= (difference["half"] or float("inf")):
+    if not isinstance(difference, dict) or difference["half"] is None or abs(difference["mean"]) <= difference["half"]:
         return None
     return 1 if difference["mean"] > 0 else -1
 
