@@ -110,7 +110,7 @@ def compare(
     runs = len(variants) * len(chosen)
     console.print(f"{_describe(loaded)}; {len(variants)} variants x {len(chosen)} seeds = {runs} runs", markup=False)
     try:
-        with Watch(len(chosen) * sum(each.rounds for each in variants.values())) as watch:
+        with Watch(len(chosen) * sum(each.rounds for each in variants.values()), jobs) as watch:
             result = compare_scenario(
                 loaded, folder, seeds=chosen, on_event=watch, verbose=verbose, overwrite=overwrite, jobs=jobs
             )

@@ -31,10 +31,12 @@ class Watch:
     ----------
     rounds : int
         Rounds of all runs together.
+    jobs : int
+        Runs at a time; what several have to tell comes when they are over.
     """
 
-    def __init__(self, rounds: int) -> None:
-        self._rounds, self._done = rounds, 0
+    def __init__(self, rounds: int, jobs: int = 1) -> None:
+        self._rounds, self._done, self._bulk = rounds, 0, jobs > 1
         self._label, self._spent, self._accuracy, self._known = "", 0, "", ""
         self._last_line = self._began = time.monotonic()
         self._bar = Progress(
@@ -75,7 +77,9 @@ class Watch:
             self._show("starting")
 
     def _end(self, event: RunEnds) -> None:
-        self._say(f"{self._label}: failed: {event.error}" if event.error else f"{self._label}: {self._accuracy}")
+        left = self._left() if self._bulk else ""
+        text = f"{self._label}: failed: {event.error}" if event.error else f"{self._label}: {self._accuracy}{left}"
+        self._say(text)
 
     def _round(self, event: RoundDone) -> None:
         line = event.line
@@ -88,7 +92,7 @@ class Watch:
         text = f"round {line['round']}/{event.scenario.rounds}  {self._accuracy.replace(', ', '  ')}{failed}"
         self._show(text)
         last = line["round"] == event.scenario.rounds and not self._label
-        if not out.is_terminal and (last or time.monotonic() - self._last_line > PLAIN_EVERY_S):
+        if not out.is_terminal and not self._bulk and (last or time.monotonic() - self._last_line > PLAIN_EVERY_S):
             self._last_line = time.monotonic()
             self._say(f"{self._label}{'  ' if self._label else ''}{text}{self._left()}")
 

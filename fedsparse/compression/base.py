@@ -6,6 +6,7 @@ hyper-parameters; registering it is all it takes to be parsed, listed, sent and 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -64,6 +65,8 @@ class Sparsifier(ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
     examples: ClassVar[tuple[str, ...]]
+    # Options that a receiver does not need, with what stands in for them: a frame does not carry them.
+    unsent: ClassVar[Mapping[str, int | float | None]] = {}
     # True where the choice depends on the vector's length and the seed alone: the receiver repeats it, and the
     # positions cost nothing on the wire.
     seeded: ClassVar[bool] = False

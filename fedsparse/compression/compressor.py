@@ -110,7 +110,10 @@ class Compressor:
         return _read(spec) if isinstance(spec, str) else _read.__wrapped__(spec)
 
     def __str__(self) -> str:
-        text = format_pipeline((_stage(self.sparsifier),))
+        return self._text(_stage(self.sparsifier))
+
+    def _text(self, sparsifier: Stage) -> str:
+        text = format_pipeline((sparsifier,))
         if not isinstance(self.quantizer, Float32):
             text += "|" + format_pipeline((_stage(self.quantizer),))
         return f"piecewise({text})" if self.piecewise else text
@@ -119,6 +122,26 @@ class Compressor:
     def spec(self) -> str:
         """The canonical spec; reading it back gives an equal compressor."""
         return str(self)
+
+    @cached_property
+    def wire(self) -> str:
+        """The spec as frames carry it, without options that a receiver does not need; not for `from_spec`."""
+        stage = _stage(self.sparsifier)
+        options = {key: value for key, value in stage.options.items() if key not in self.sparsifier.unsent}
+        return self._text(Stage(stage.name, options=options))
+
+    @classmethod
+    def from_wire(cls, text: str) -> "Compressor":
+        """Build a compressor that reads what any of that `wire` text has written."""
+        stages = parse_pipeline(text)
+        wrapped = stages[0].name == "piecewise" and bool(stages[0].args)
+        first, *rest = stages[0].args[0] if wrapped else stages
+        unsent = SPARSIFIERS[first.name].unsent if first.name in SPARSIFIERS else {}
+        options = dict(first.options)
+        if not options.keys() & unsent.keys():
+            options |= {key: value for key, value in unsent.items() if value is not None}
+        inner = format_pipeline((Stage(first.name, first.args, options), *rest))
+        return cls.from_spec(f"piecewise({inner})" if wrapped else inner)
 
     @property
     def lossless(self) -> bool:

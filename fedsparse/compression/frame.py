@@ -3,7 +3,7 @@
 Layout (little endian; a varint is LEB128)::
 
     magic "FS"  version u8  flags u8
-    spec        varint length, UTF-8
+    spec        varint length, UTF-8      without what a receiver does not need, see `Compressor.wire`
     d, k        varint, varint            k is omitted where every coordinate is sent
     update_id   u64
     seed        u64, only where the positions follow from it
@@ -36,7 +36,7 @@ def encode(update: Compressed, compressor: Compressor, update_id: int = 0) -> by
     """Return the frame of `update`, which `compressor` made."""
     if not 0 <= update_id < 2**64:
         raise ValueError(f"an update id is a whole number of 64 bits, got {update_id}.")
-    spec = compressor.spec.encode()
+    spec = compressor.wire.encode()
     seeded = compressor.sparsifier.seeded
     head = [MAGIC, bytes([VERSION, 0]), _varint(len(spec)), spec, _varint(update.d)]
     if update.indices is not None:
@@ -85,8 +85,14 @@ def decode(
     reader = _Reader(memoryview(frame))
     reader.check_head()
     spec = bytes(reader.take(reader.varint()))
-    if spec != compressor.spec.encode():
-        raise PayloadError(f"the frame was made by {spec.decode(errors='replace')!r}, expected {compressor.spec!r}.")
+    if spec != compressor.wire.encode():
+        raise PayloadError(f"the frame was made by {spec.decode(errors='replace')!r}, expected {compressor.wire!r}.")
+    return _read_rest(reader, compressor, d, bounds, update_id)
+
+
+def _read_rest(
+    reader: "_Reader", compressor: Compressor, d: int, bounds: Bounds | None, update_id: int | None
+) -> Compressed:
     if (sent_d := reader.varint()) != d:
         raise PayloadError(f"the frame is an update of length {sent_d}, the model has {d}.")
     dense = compressor.sparsifier.name == "none"
@@ -130,10 +136,10 @@ def decode_own(frame: bytes, d: int, bounds: Bounds | None = None) -> Compressed
     reader = _Reader(memoryview(frame))
     reader.check_head()
     try:
-        compressor = Compressor.from_spec(bytes(reader.take(reader.varint())).decode())
+        compressor = Compressor.from_wire(bytes(reader.take(reader.varint())).decode())
     except (ConfigError, UnicodeDecodeError) as error:
         raise PayloadError(f"the stored frame names no known compressor: {error}") from None
-    return decode(frame, compressor, d, bounds=bounds)
+    return _read_rest(reader, compressor, d, bounds, None)
 
 
 def _derive(compressor: Compressor, pieces: list[tuple[int, int]], seed: int) -> Indices:

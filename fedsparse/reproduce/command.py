@@ -42,7 +42,7 @@ def reproduce_paper(
         variants, chosen = expand(scenario), seeds or scenario.seeds or (scenario.seed,)
         runs = f"{len(variants)} variants x {len(chosen)} seeds"
         out.print(f"\n{part.key}: {part.title}; {scenario.data.dataset}, {runs}", markup=False)
-        watches.append(Watch(len(chosen) * sum(each.rounds for each in variants.values())))
+        watches.append(Watch(len(chosen) * sum(each.rounds for each in variants.values()), jobs or 2))
         return watches[-1].__enter__()
 
     try:

@@ -60,8 +60,7 @@ class Budget(Policy):
     3. lam is the threshold that spends what is left in the rounds that are left: it is solved for anew in every round,
        but moves by no more than 10 / rounds of itself after the first tenth, and not at all in the last twentieth.
     4. No update sends more than the budget allows (`at_most`), and the last round sends the largest of what the rest
-       of the budget buys. Updates so small that the text of this option would be more than a hundredth of them carry
-       it only where three times the expected count would overdraw the budget.
+       of the budget buys.
 
     Spent is what the server received: frames, exact arrays, and replies that it rejected. Replies that never came
     are unknown to it.
@@ -155,8 +154,7 @@ class Budget(Policy):
     def _check(self, plan: Plan, rounds: int) -> None:
         """Refuse a budget that not even empty updates fit in; warn of one that whole updates fit in."""
         updates = rounds * (len(plan.cohort) if self.per == "all" else len(plan.cohort) / max(plan.num_clients, 1))
-        longest = Purse(self.base, 1.0, self._costs).threshold(0.00123, max(plan.d // 100, 1))
-        empty = self._costs.fixed(longest, plan.d) * updates
+        empty = self._costs.fixed(self.base, plan.d) * updates
         whose = "" if self.per == "all" else " of each client"
         if self._bytes < empty:
             least = format_bytes(empty + updates * float(self._costs.law(max(1.0, 1e-3 * plan.d), plan.d)))

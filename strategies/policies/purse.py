@@ -19,8 +19,6 @@ SETTLED = 10.0  # and after it, over the number of rounds
 FREEZE = 0.05  # of the rounds, the last ones, keep lam
 FIRST = 0.3  # of a fair share, which the first update sends
 CALIBRATION_CAP = 0.8  # times a fair share: the most that an update sends within calibration
-SURPRISE = 3.0  # times the expected count: an update of a tiny model is capped only if that would overdraw
-DEAR = 0.01  # of an update: what "at_most" in the header may cost without that question
 MARGIN = 0.005  # of the budget: what a cap may let through above it
 LAST_CUT = 0.01  # of lam, in the last round, which sends the largest of what the rest of the budget buys
 TAIL_MEAN = 1.6  # mean of the kept magnitudes over the threshold, where a quantizer hides the smallest
@@ -53,18 +51,6 @@ class Ahead:
     success: float
     share: float
     step_size: Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Bytes of an update that sends nothing, without and with a cap in its header."""
-
-    plain: float
-    capped: float
-
-    def total(self, updates: float, capped: float) -> float:
-        """Return the bytes of so many updates; where the cap is dear, it comes in the last rounds alone."""
-        return self.plain * updates + (self.capped - self.plain) * min(updates, capped)
 
 
 @dataclass
@@ -109,24 +95,23 @@ class Purse:
         d, costs = ahead.d, self.costs
         pays, left = ahead.updates * ahead.success, self.budget - self.spent
         now, expected, asked = float(pays[0]), float(pays.sum()), float(ahead.updates[0])
-        frames = self._frames(d)
-        later_headers = max(frames.total(expected, SURPRISE * now) - frames.capped * now, 0.0)
-        money = max(left - later_headers - frames.capped * now, 0.0)  # for coordinates
+        header = costs.fixed(self.now, d)
+        later_headers = header * (expected - now)
+        money = max(left - header * expected, 0.0)  # for coordinates
         etas = np.array([ahead.step_size(r) for r in ahead.rounds])
         fair = costs.most(money / float(pays @ (etas / etas[0]) ** GAMMA), d)
         lam, counts = self._plan(ahead, pays, money)
         count = float(fair if counts is None else counts[0])
         cap: int | None
         if len(ahead.rounds) == 1:
-            each = min(left / now, (left + MARGIN * self.budget) / asked) - frames.capped
+            each = min(left / now, (left + MARGIN * self.budget) / asked) - header
             lam, cap = max(LAST_CUT * lam, SEARCH), costs.most(max(each, 0.0), d, cautious=costs.rounds == 0)
             count = float(cap)
         elif counts is None:
             cap = fair if fair == d else max(int(FIRST * fair), 1)
         else:
-            others = frames.total(asked * (len(ahead.rounds) - 1), SURPRISE * asked)  # if everybody comes every time
-            each = max((left + MARGIN * self.budget - others) / asked - frames.capped, 0.0)
-            cap = self._cap(d, each, count, SURPRISE * (count + 1.0 / asked), frames)
+            headers = header * asked * len(ahead.rounds)  # if everybody comes every time
+            cap = self._cap(d, max((left + MARGIN * self.budget - headers) / asked, 0.0), count)
             if self._calibrating(ahead):
                 cap = min(cap if cap is not None else d, int(CALIBRATION_CAP * max(fair, count)) + 1)
         self.now = self.threshold(lam, cap)
@@ -135,11 +120,6 @@ class Purse:
         self.later = left - self.predicted if len(pays) > 1 else 0.0
         if counts is not None:
             self.later = later_headers + float(pays[1:] @ costs.variable(counts[1:], d))
-
-    def _frames(self, d: int) -> Frames:
-        lam = self.lam or 0.123
-        plain, capped = self.threshold(lam), self.threshold(lam, max(d // 100, 1))
-        return Frames(self.costs.fixed(plain, d), self.costs.fixed(capped, d))
 
     def _calibrating(self, ahead: Ahead) -> bool:
         total = self.decisions + float(ahead.updates.sum() / ahead.updates[0])
@@ -164,10 +144,9 @@ class Purse:
         self._next = lam = float(f"{lam:.3g}")
         return lam, forecast.mean_counts(outlooks, lam, norms, reach)
 
-    def _cap(self, d: int, each: float, count: float, surprise: float, frames: Frames) -> int | None:
+    def _cap(self, d: int, each: float, count: float) -> int | None:
         """Return the most that an update may send so that nothing is overdrawn; None where that is out of reach."""
-        dear = frames.capped - frames.plain > DEAR * (frames.plain + self.costs.variable(count, d))
-        if each >= self.costs.variable(min(surprise, d) if dear else d, d):
+        if each >= self.costs.variable(d, d):
             return None
         # Far more than was ever seen may not pack as well as what was.
         return max(self.costs.most(each, d, cautious=True), min(self.costs.most(each, d), int(2.0 * count)))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import sqrt
+from types import MappingProxyType
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class HardThreshold(Sparsifier):
     name = "hard_threshold"
     summary = "every magnitude that reaches lam"
     source = "Sahu et al. 2021, Definition 3"
+    unsent = MappingProxyType({"lam": 1.0, "density": None, "k": None, "at_most": None})
     examples = (
         "hard_threshold(lam=0.5)",
         "hard_threshold(lam=1e-06)",

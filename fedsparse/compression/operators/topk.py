@@ -1,6 +1,7 @@
 """Top-k: the k coordinates of largest magnitude."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class TopK(FixedCount):
     summary = "the k largest magnitudes"
     source = "Stich et al. 2018, eq. (4)"
     examples = ("topk(density=0.01)", "topk(k=1)", "topk(density=1.0)")
+    unsent = MappingProxyType({"density": 1.0, "k": None})
 
     def select(self, x: Vector, rng: np.random.Generator) -> Indices | None:
         return largest(np.abs(x), self.max_kept(x.size))
