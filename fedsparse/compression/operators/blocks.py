@@ -22,9 +22,8 @@ from fedsparse.compression.operators.randk import uniform_subset
 class BlockRandK(Sparsifier):
     """Keep one contiguous run of ``round(density d)`` coordinates that starts anywhere, cyclically.
 
-    Each coordinate is kept with probability k/d, so ``E||x - C(x)||^2 = (1 - k/d) ||x||^2`` as for Rand-k, while
-    memory is
-    read in order (block-random-k of Xu et al. 2021, GRACE). The position costs nothing on the wire.
+    Each coordinate is kept with probability k/d, so ``E||x - C(x)||^2 = (1 - k/d) ||x||^2`` as for Rand-k, while memory
+    is read in order (block-random-k of Xu et al. 2021, GRACE). The position costs nothing on the wire.
 
     Parameters
     ----------

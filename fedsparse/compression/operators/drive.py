@@ -13,10 +13,10 @@ from fedsparse.compression.base import Claim, Quantizer, Vector, register_quanti
 class Drive(Quantizer):
     """Rotate by a randomized Hadamard transform, send signs and one scale, rotate back.
 
-    ``Q(x) = S R^-1 sign(R x)`` with ``S = ||R x||_1 / n``, which minimises the error for these signs (Vargaftik et
-    al. 2021, Theorem
-    2): about ``(1 - 2/pi) ||x||^2`` for long vectors whatever their distribution, where plain sign can lose nearly all.
-    The vector is padded with zeros to a power of two n; for every rotation the error is at most ``(1 - 1/n) ||x||^2``.
+    ``Q(x) = S R^-1 sign(R x)`` with ``S = ||R x||_1 / n``, which minimises the error for these signs (Vargaftik et al.
+    2021, Theorem 2): about ``(1 - 2/pi) ||x||^2`` for long vectors whatever their distribution, where plain sign can
+    lose nearly all. The vector is padded with zeros to a power of two n; for every rotation the error is at most ``(1 -
+    1/n) ||x||^2``.
 
     The rotation's signs follow from a fixed seed and n: they must be independent of x, and sender and receiver share
     them.

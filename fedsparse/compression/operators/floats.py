@@ -41,8 +41,8 @@ class Float32(Quantizer):
 class Float16(Quantizer):
     """Values as half precision, scaled by a power of two so that nothing overflows or vanishes.
 
-    The largest magnitude is brought to [2^14, 2^15); the scaling is exact, so each value keeps its 11 significant
-    bits: ``||x - Q(x)||^2 <= (2^-22 + k 2^-78) ||x||^2``, the second term being half precision's underflow.
+    The largest magnitude is brought to [2^14, 2^15); the scaling is exact, so each value keeps its 11 significant bits:
+    ``||x - Q(x)||^2 <= (2^-22 + k 2^-78) ||x||^2``, the second term being half precision's underflow.
     """
 
     name = "float16"

@@ -14,10 +14,8 @@ class Levels(Quantizer):
     """Round x_i to one of s + 1 equidistant levels from min(x) to max(x), up or down so that the mean is right.
 
     Unbiased; each error is at most one level's width: ``E||x - Q(x)||^2 <= k (max - min)^2 / (4 s^2) <= k/(2 s^2)
-    ||x||^2`` (the
-    stochastic s-level quantizer of Suresh et al. 2017, Section 2.2; Basu et al. 2019, Section 2.1). Three levels
-    make it
-    2-bit, fifteen 4-bit.
+    ||x||^2`` (the stochastic s-level quantizer of Suresh et al. 2017, Section 2.2; Basu et al. 2019, Section 2.1).
+    Three levels make it 2-bit, fifteen 4-bit.
 
     Parameters
     ----------

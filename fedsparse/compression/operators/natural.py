@@ -16,8 +16,7 @@ class Natural(Quantizer):
     """Round each value to one of the two powers of two around it, so that the mean is right.
 
     ``E||x - Q(x)||^2 <= (1/8) ||x||^2``, unbiased (Horvath et al. 2022, Theorem 1), for values of at least 2^-126 in
-    magnitude; smaller
-    ones become zero or 2^-126.
+    magnitude; smaller ones become zero or 2^-126.
     """
 
     name = "natural"

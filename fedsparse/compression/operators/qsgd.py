@@ -14,8 +14,8 @@ from fedsparse.errors import ConfigError, unknown_name
 class QSGD(Quantizer):
     """``Q_s(x)_i = ||x||_2 sign(x_i) xi_i`` with xi_i in {l/s, (l+1)/s}, unbiased.
 
-    ``E||x - Q_s(x)||^2 <= beta ||x||^2`` with ``beta = min(k/s^2, sqrt(k)/s)`` (Alistarh et al. 2017, Lemma 3.1;
-    Basu et al. 2019, Definition 1). The norm is that of the k values that were kept.
+    ``E||x - Q_s(x)||^2 <= beta ||x||^2`` with ``beta = min(k/s^2, sqrt(k)/s)`` (Alistarh et al. 2017, Lemma 3.1; Basu
+    et al. 2019, Definition 1). The norm is that of the k values that were kept.
 
     Parameters
     ----------

@@ -24,11 +24,9 @@ FITS = ("exponential", "gamma", "pareto")
 class SIDCo(Sparsifier):
     """Keep ``|x_i| >= eta`` where eta is the wanted quantile of a sparsity-inducing distribution fitted to |x|.
 
-    With more than one stage the tail beyond the previous threshold is fitted again, so that the last fit describes
-    the far
-    tail (Abdelmoniem et al. 2021, Algorithm 1; equations 6 (exponential), 12 (gamma) and 17 (generalised Pareto)).
-    The number of
-    coordinates is near the wanted one but not fixed; no bound is claimed.
+    With more than one stage the tail beyond the previous threshold is fitted again, so that the last fit describes the
+    far tail (Abdelmoniem et al. 2021, Algorithm 1; equations 6 (exponential), 12 (gamma) and 17 (generalised Pareto)).
+    The number of coordinates is near the wanted one but not fixed; no bound is claimed.
 
     Parameters
     ----------

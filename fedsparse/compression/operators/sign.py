@@ -14,9 +14,8 @@ class Sign(Quantizer):
     """``Q(x) = (||x||_1 / k) sign(x)``: one bit a value, the scale is the mean magnitude of the kept values.
 
     ``||x - Q(x)||^2 = ||x||^2 - ||x||_1^2 / k <= (1 - 1/k) ||x||^2`` (Karimireddy et al. 2019, Lemma 8; SignComp_k with
-    m = 1 of Basu et al. 2019, Definition 4). With another norm m the scale is ``||x||_m / k`` and the factor k^(2/m
-    - 2)
-    in place of 1/k (Lemma 3 there). Zero counts as positive.
+    m = 1 of Basu et al. 2019, Definition 4). With another norm m the scale is ``||x||_m / k`` and the factor k^(2/m -
+    2) in place of 1/k (Lemma 3 there). Zero counts as positive.
 
     Parameters
     ----------

@@ -13,10 +13,9 @@ from fedsparse.compression.base import Claim, Quantizer, Vector, check_number, r
 class Ternary(Quantizer):
     """Each value becomes -mu, 0 or mu: 0 below `cut` times the largest magnitude, mu the mean magnitude of the rest.
 
-    After Top-k with ``cut=0`` this is Sparse Ternary Compression (Sattler et al. 2019, Algorithm 1), where all k
-    values are
-    -mu or mu. ``||x - Q(x)||^2 = ||x||^2 - n mu^2 <= (1 - 1/k) ||x||^2``, since the n kept values include the largest
-    (n mu^2 = (sum of kept)^2 / n >= max^2 >= ||x||^2 / k, as each kept value is at least their mean's share).
+    After Top-k with ``cut=0`` this is Sparse Ternary Compression (Sattler et al. 2019, Algorithm 1), where all k values
+    are -mu or mu. ``||x - Q(x)||^2 = ||x||^2 - n mu^2 <= (1 - 1/k) ||x||^2``, since the n kept values include the
+    largest (n mu^2 = (sum of kept)^2 / n >= max^2 >= ||x||^2 / k, as each kept value is at least their mean's share).
 
     Parameters
     ----------
