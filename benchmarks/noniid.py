@@ -7,6 +7,7 @@ Run on an idle machine (hours; each step goes on where it stopped)::
     python -m benchmarks.noniid save FOLDER             # keep the figures under benchmarks/results/
 
 The seed that tunes is none of those that are reported. PATTERN, such as ``FedAvg-*``, leaves out other variants.
+FedProx, FedAvg with one more term, takes over FedAvg's learning rates.
 """
 
 import json
@@ -21,7 +22,7 @@ from fedsparse.compare import compare_scenario, read
 from fedsparse.scenario import apply_overrides, load
 from fedsparse.scenario.schema import Scenario, Variant
 
-GRID = (0.03, 0.1, 0.3)
+GRID = (0.1, 0.3, 0.6)
 TUNING_SEED, TUNING_ROUNDS = 100, 20
 TUNED = RESULTS / "noniid_tuning.json"
 
@@ -53,6 +54,7 @@ def tune(folder: Path, pattern: str = "*") -> None:
 def tuned(scenario: Scenario, pattern: str) -> Scenario:
     """Give every variant its learning rate."""
     rates = {row["variant"]: row["lr"] for row in _rows(TUNED)}
+    rates |= {name.replace("FedAvg", "FedProx", 1): lr for name, lr in rates.items() if name.startswith("FedAvg")}
     chosen = [variant for variant in scenario.variant if fnmatch(variant.name, pattern) and variant.name in rates]
     variants = tuple(Variant(name=v.name, overrides={**v.overrides, "train.lr": rates[v.name]}) for v in chosen)
     return scenario.model_copy(update={"variant": variants})
