@@ -94,7 +94,8 @@ class FlatModel:
         """
         if missing := sorted(self._names - set(arrays)):
             raise PayloadError(f"the message lacks arrays of the model: {', '.join(missing[:5])}.")
-        load_arrays(self.model, {name: array for name, array in arrays.items() if name not in self.trained})
+        if rest := {name: array for name, array in arrays.items() if name not in self.trained}:
+            load_arrays(self.model, rest)
         for name, value in self.trained.items():
             copy_into(value, arrays[name], name)
         for buffer, pristine in self._pristine:

@@ -142,7 +142,7 @@ BASU2019 = Paper(
                 "Fashion-MNIST takes the place of MNIST where it is at hand (d = 7850 in both); batch 8, l2 = 1/n, k = 40, "
                 "η_t = c/(λ(a + t)) with a = dH/k, as we recall the paper's numbers.",
                 "The first step size is the same for all operators and every H.",
-                "QSGD has 15 levels (4 bits). 1000 steps in place of ten thousands: losses are compared with our own "
+                "QSGD has 15 levels (4 bits). 600 steps in place of ten thousands: losses are compared with our own "
                 "vanilla SGD. EF-QSGD is scaled: unscaled, its β of 5.9 is beyond Lemma 1.",
                 "“About one order” is judged as a factor of 3.2 (10^0.5) or more, “three” as 316 (10^2.5) or more.",
             ),
