@@ -43,7 +43,7 @@ def _shift(scenario: Scenario, compressor: Compressor, d: int) -> str:
     if not delta or not scenario.compression.error_memory:
         return ""
     wanted = (scenario.train.local_steps or 1) / delta
-    if schedule.a >= wanted:
+    if schedule.a >= 0.99 * wanted:  # d/k, rounded
         return ""
     return (
         f"train.lr_schedule: the shift a = {schedule.a:g} is below H d/k = {wanted:.0f}: the first steps are larger "
