@@ -97,6 +97,8 @@ class Watch:
             self._say(f"{self._label}{'  ' if self._label else ''}{text}{self._left()}")
 
     def _left(self) -> str:
+        if not self._done:
+            return ""
         left = (time.monotonic() - self._began) / self._done * (self._rounds - self._done)
         return f"  about {left:.0f} s left" if left >= 1 else ""
 

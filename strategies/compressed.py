@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -134,13 +135,17 @@ class CompressedStrategy(Strategy):
             raise ConfigError(f"inner must be a flwr.serverapp.strategy.Strategy, got {type(inner).__name__}.")
         if weighting not in ("num_examples", "uniform"):
             raise unknown_name("weighting", weighting, ["num_examples", "uniform"])
-        for name, value in (("clients_per_round", clients_per_round), ("num_clients", num_clients)):
+        for name, value in (("clients_per_round", clients_per_round), ("num_clients", num_clients), ("rounds", rounds)):
             if value is not None:
                 check_whole("CompressedStrategy", name, value, 1)
         self.inner, self.policy = inner, make_policy(uplink)
         self.seed, self.clients_per_round, self.num_clients = seed, clients_per_round, num_clients
         self.weighting, self.error_memory = weighting, error_memory
-        check_number("CompressedStrategy", "momentum_correction", momentum_correction, 0.0, 1.0 - 1e-9)
+        check_number("CompressedStrategy", "momentum_correction", momentum_correction, 0.0, 1.0)
+        if momentum_correction == 1.0:
+            raise ConfigError("momentum_correction must be below 1, or the momentum never ends.")
+        if not callable(step_size):
+            raise ConfigError(f"step_size must be a function from a round to a learning rate, got {step_size!r}.")
         if momentum_correction and not error_memory:
             raise ConfigError("momentum_correction needs error_memory: without it, masked momentum would be lost.")
         self.rounds, self.step_size, self.momentum_correction = rounds, step_size, float(momentum_correction)
@@ -195,7 +200,7 @@ class CompressedStrategy(Strategy):
         layout = Layout.of(base, self.exact, self.frozen)
         if layout.d == 0 and not layout.exact:
             raise ConfigError("the model has no array that is trained: nothing to do.")
-        self.policy.begin(Plan(server_round, self.rounds, layout.d, cohort, len(online), self.step_size))
+        self.policy.begin(self._plan(server_round, layout, cohort, len(online)))
         names = {online[client]: client for client in cohort}
         with takes_everyone(self.inner):
             view = CohortGrid(grid, list(names))
@@ -216,6 +221,10 @@ class CompressedStrategy(Strategy):
         first = self._round is None
         wanted = max(1, (self.num_clients or 0) if first else 0, self.clients_per_round or 0)
         return self._clients.wait_for(grid, wanted, self.wait_timeout)
+
+    def _plan(self, server_round: int, layout: Layout, cohort: list[str], online: int) -> Plan:
+        exact = sum(entry.dtype.itemsize * prod(entry.shape) for entry in layout.exact)
+        return Plan(server_round, self.rounds, layout.d, cohort, online, exact, self.step_size)
 
     def _directive(self, client: str, server_round: int, compressor: Compressor) -> ConfigRecord:
         return directive_record(

@@ -15,6 +15,7 @@ from fedsparse.compare import Comparison, RunBegins, RunEnds, compare_scenario, 
 from fedsparse.compare.results import Run, Variant
 from fedsparse.compare.statistics import interval
 from fedsparse.compare.table import digits, header, rows
+from fedsparse.console import Watch
 from fedsparse.data import load_dataset
 from fedsparse.errors import ConfigError
 from fedsparse.report import build, findings
@@ -207,6 +208,10 @@ def test_a_killed_process_is_one_failed_run(tmp_path: Path) -> None:
         patch.setenv("PYTHONPATH", str(tmp_path))
         ends: list[Any] = []
         result = compare_scenario(from_toml(text), tmp_path / "out", seeds=[0], jobs=2, on_event=ends.append)
+    watch = Watch(9, jobs=2)
+    for event in ends:
+        watch(event)  # also where a run that came to nothing is the first to end
+    watch(RunEnds("killed", 0, "its process ended"))
     errors = {event.variant: event.error for event in ends if isinstance(event, RunEnds)}
     assert errors == {"dense": None, "sparse": None, "killed": "its process ended with exit code -9"}
     assert result.facts["status"] == "failed"

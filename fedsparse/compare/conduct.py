@@ -15,6 +15,8 @@ from fedsparse.compare.table import csv_text
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.run import Grids, RoundDone, RunFolder, Started, environment, run_scenario
 from fedsparse.run.folder import RUNS, SCENARIO, SUMMARY, TABLE, check_output, clear, is_ours, write_text
+from fedsparse.run.lock import exclusive
+from fedsparse.run.signals import terminates
 from fedsparse.scenario import Scenario, apply_overrides, expand, to_toml, validate_deep
 
 
@@ -87,12 +89,26 @@ def compare_scenario(
     path = Path(out)
     if not _continues(path, scenario, overwrite):
         check_output(path, overwrite=overwrite)
+    options: dict[str, Any] = {"verbose": verbose, "overwrite": True, "command": command or environment.command()}
+    with terminates(), exclusive(path):
+        return _compare(scenario, path, chosen, variants, on_event or (lambda event: None), jobs, overwrite, options)
+
+
+def _compare(
+    scenario: Scenario,
+    path: Path,
+    chosen: tuple[int, ...],
+    variants: dict[str, Scenario],
+    tell: Listener,
+    jobs: int,
+    overwrite: bool,
+    options: dict[str, Any],
+) -> Comparison:
     _try_tasks(variants, chosen[0])
     _prepare(path, scenario, overwrite)
-    command = command or environment.command()
     facts: dict[str, Any] = {
         "status": "running",
-        "command": command,
+        "command": options["command"],
         "machine": environment.machine(),
         "versions": environment.versions(),
         "started": environment.now(),
@@ -106,7 +122,6 @@ def compare_scenario(
         return comparison
 
     write("running")
-    tell = on_event or (lambda event: None)
     plan = [
         Piece(
             name, variants[name].model_copy(update={"seed": seed, "seeds": None}), variant_folder(path, name, seed), n
@@ -114,7 +129,6 @@ def compare_scenario(
         for n, (seed, name) in enumerate(product(chosen, variants), 1)
     ]
     failed = False
-    options: dict[str, Any] = {"verbose": verbose, "overwrite": True, "command": command}
     try:
         left = []
         for piece in plan:
@@ -200,7 +214,12 @@ def _try_tasks(variants: dict[str, Scenario], seed: int) -> None:
 
 def _completed(folder: Path, scenario: Scenario) -> bool:
     run = read_run(folder)
-    return run is not None and run.completed and RunFolder(folder).scenario() == scenario
+    whole = (
+        run is not None
+        and run.completed
+        and [line["round"] for line in run.lines] == list(range(1, scenario.rounds + 1))
+    )
+    return whole and RunFolder(folder).scenario() == scenario
 
 
 def _write(path: Path, comparison: Comparison) -> None:

@@ -65,6 +65,8 @@ def reproduce_paper(
         _close(watches)
     _show(result)
     out.print(f"\n{counts(result)}", markup=False)
+    if result.changed:
+        out.print(result.changed, markup=False)
     out.print(f"results  {folder}", markup=False)
     out.print(f"report   {write_page(result, folder)}", markup=False)
 

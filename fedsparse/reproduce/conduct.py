@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsparse.compare import Comparison, compare_scenario
+from fedsparse.compare import Comparison, compare_scenario, read
 from fedsparse.compare.conduct import Listener
-from fedsparse.errors import DataError, unknown_name
+from fedsparse.errors import ConfigError, DataError, unknown_name
 from fedsparse.reproduce.claims import Claim, Outcome, Paper, Part, Verdict
 from fedsparse.run import environment
-from fedsparse.run.folder import RunFolder
+from fedsparse.run.folder import REPORT, RunFolder, is_ours
 from fedsparse.scenario import Scenario, apply_overrides, expand, load, validate_deep
 
 RESULT = "reproduction.json"
@@ -47,6 +47,12 @@ class Reproduction:
     findings: tuple[Finding, ...]
     comparisons: dict[str, Comparison]
     facts: dict[str, Any]
+
+    @property
+    def changed(self) -> str:
+        """What the caller has changed, in one line; empty where nothing was."""
+        changed = self.facts.get("changed")
+        return f"Changed by the caller: {', '.join(changed)}. Verdicts are about these settings." if changed else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return claims, figures and verdicts as plain JSON values."""
@@ -121,6 +127,22 @@ def prepare(part: Part, overrides: Sequence[str] = ()) -> Scenario | Verdict:
     return Verdict(Outcome.NOT_RUN, "-", missing)
 
 
+def _check_folder(folder: Path, paper: Paper, overwrite: bool) -> None:
+    """Refuse a folder with anything else in it than this paper's reproduction."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"the output {folder} is a file: choose a folder with --out.")
+    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    known = {RESULT, REPORT, *(part.key for part in paper.parts)}
+    if foreign := sorted(inside - known):
+        raise ConfigError(f"the output folder {folder} holds other things ({', '.join(foreign[:3])}): choose another.")
+    for name in {RESULT, REPORT} & inside:
+        written = RunFolder(folder).read_json(RESULT) if RESULT in inside else None
+        if not overwrite and (not isinstance(written, dict) or written.get("paper") != paper.key):
+            raise ConfigError(
+                f"{folder / name} is not of a reproduction of {paper.key}: choose another folder with --out."
+            )
+
+
 def reproduce(
     paper: Paper,
     out: str | os.PathLike[str],
@@ -162,18 +184,25 @@ def reproduce(
     ConfigError
         An unknown part; wrong overrides; a folder that holds something else.
     """
-    parts = choose_parts(paper, only)
+    parts, folder = choose_parts(paper, only), Path(out)
+    _check_folder(folder, paper, overwrite)
     prepared = {part.key: prepare(part, overrides) for part in parts}
-    began, folder = time.monotonic(), Path(out)
+    began = time.monotonic()
     facts: dict[str, Any] = {
         "command": command or environment.command(),
         "machine": environment.machine(),
         "versions": environment.versions(),
         "date": environment.now(),
+        "changed": [*overrides, *([f"seeds={list(seeds)}"] if seeds else [])],
     }
     findings: list[Finding] = []
     comparisons: dict[str, Comparison] = {}
-    for part in parts:
+    for part in paper.parts:
+        if part.key not in prepared:
+            if is_ours(folder / part.key):  # an earlier call ran it
+                comparisons[part.key] = read(folder / part.key)
+                findings += [Finding(part, claim, claim.judge(comparisons[part.key])) for claim in part.claims]
+            continue
         scenario = prepared[part.key]
         if isinstance(scenario, Verdict):
             findings += [Finding(part, claim, scenario) for claim in part.claims]

@@ -43,10 +43,11 @@ def counts(result: Reproduction) -> str:
 
 
 def _heading(result: Reproduction) -> str:
-    paper = result.paper
+    paper, changed = result.paper, f"<p>{escape(result.changed)}</p>" if result.changed else ""
     return (
         f"<h1>{escape(paper.title)}</h1><p class='soft'>{escape(paper.reference)}</p>\n"
-        f"<div class='findings'><p>{escape(counts(result))}</p><p>{escape(paper.about)}</p></div>\n"
+        f"<div class='findings'><p>{escape(counts(result))}</p><p>{escape(paper.about)}</p>"
+        f"{changed}</div>\n"
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsparse.run import environment
 from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, check_output
 from fedsparse.run.grids import Grids
+from fedsparse.run.lock import exclusive
 from fedsparse.run.logs import logs
 from fedsparse.run.signals import terminates, uninterrupted
 from fedsparse.run.summary import Summary, summarise
@@ -98,7 +99,7 @@ def run_scenario(
     validate_deep(scenario)
     check_output(out, overwrite=overwrite)
     command = command or environment.command()
-    with terminates(), logs(verbose):
+    with terminates(), logs(verbose), exclusive(out):
         if scenario.engine.name == "flower":
             from fedsparse.run.on_flower import run_on_flower
 

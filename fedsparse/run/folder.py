@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsparse.errors import ConfigError, RunError
+from fedsparse.run.lock import LOCK
 from fedsparse.scenario import Scenario, from_toml, to_toml
 
 SCENARIO, ROUNDS, SUMMARY = "scenario.toml", "rounds.jsonl", "summary.json"
@@ -124,8 +125,8 @@ def is_ours(folder: Path) -> bool:
 
 
 def _is_partial(path: Path) -> bool:
-    """Whether a killed process left this."""
-    return path.name.startswith(".") and path.name.endswith(".partial")
+    """Whether this is no result: what a killed process left, or the lock of a live one."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".partial"))
 
 
 def clear(folder: Path) -> None:

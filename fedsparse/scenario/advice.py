@@ -20,10 +20,11 @@ def advice(scenario: Scenario, d: int) -> list[str]:
         Trained parameters.
     """
     policy = make_policy(scenario.compression.uplink)
-    if not isinstance(policy, Constant) or policy.lossless:
+    if policy.lossless:
         return []
-    base = policy.base
-    found = _memory(scenario, base, d), _shift(scenario, base, d), _fixed_threshold(scenario, base), _momentum(scenario)
+    found = [_memory(scenario, policy.base, d), _momentum(scenario)]
+    if isinstance(policy, Constant):
+        found += [_shift(scenario, policy.base, d), _fixed_threshold(scenario, policy.base)]
     return [text for text in found if text]
 
 
@@ -37,7 +38,7 @@ def _memory(scenario: Scenario, compressor: Compressor, d: int) -> str:
 
 
 def _shift(scenario: Scenario, compressor: Compressor, d: int) -> str:
-    schedule, delta = make_schedule(scenario.train.lr_schedule), compressor.claim(d).delta
+    schedule, delta = make_schedule(scenario.train.lr_schedule), compressor.sparsifier.claim(d).delta
     if not isinstance(schedule, Inverse | StronglyConvex) or schedule.per != "step":
         return ""
     if not delta or not scenario.compression.error_memory:

@@ -26,6 +26,8 @@ class Plan:
         Clients that are asked in this round.
     num_clients : int
         Clients that are online.
+    exact_bytes : int
+        Of arrays that travel exactly with each update.
     step_size : callable
         Round -> eta of that round over eta of the first; constant 1 where nobody told.
     """
@@ -35,15 +37,18 @@ class Plan:
     d: int
     cohort: Sequence[str]
     num_clients: int
+    exact_bytes: int = 0
     step_size: Callable[[int], float] = field(default=lambda server_round: 1.0)
 
 
 class Policy(ABC):
     """Decides the compressor of each round; one object serves one training.
 
-    Subclasses are dataclasses whose ``init`` fields are the options in the spec.
+    Subclasses are dataclasses whose ``init`` fields are the options in the spec; `base` is the compressor that they
+    change.
     """
 
+    base: Compressor
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str]

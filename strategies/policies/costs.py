@@ -73,7 +73,6 @@ class Costs:
         """Measure the ratio on received updates."""
         taken = law = 0.0
         for update, compressor in zip(updates, compressors, strict=True):
-            self.exact = float(sum(array.nbytes for array in update.exact.values()))
             taken += update.payload_bytes - self.fixed(compressor, d)
             law += float(self.law(update.compressed.nnz, d))
         if law > 0.0 and taken > 0.0:

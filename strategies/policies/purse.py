@@ -10,7 +10,7 @@ import numpy as np
 from fedsparse.compression import Compressor
 from fedsparse.compression.operators.hard_threshold import HardThreshold
 from strategies.aggregation import Update
-from strategies.policies.costs import Costs
+from strategies.policies.costs import MEMORY, Costs
 from strategies.policies.forecast import GAMMA, Floats, Forecast, Seen
 
 CALIBRATION = 0.1  # of the rounds
@@ -73,6 +73,7 @@ class Purse:
     spent: float = 0.0
     lam: float | None = None
     decisions: int = 0
+    active: float = 1.0  # fraction of the updates that are not zero: some clients may have no data
     forecast: Forecast | None = None
     predicted: float = field(default=0.0, init=False)  # bytes of this round, and of the later ones
     later: float = field(default=0.0, init=False)
@@ -99,12 +100,14 @@ class Purse:
         later_headers = header * (expected - now)
         money = max(left - header * expected, 0.0)  # for coordinates
         etas = np.array([ahead.step_size(r) for r in ahead.rounds])
+        pays = self.active * pays  # an update that is zero is paid for by its header alone
         fair = costs.most(money / float(pays @ (etas / etas[0]) ** GAMMA), d)
         lam, counts = self._plan(ahead, pays, money)
         count = float(fair if counts is None else counts[0])
         cap: int | None
         if len(ahead.rounds) == 1:
-            each = min(left / now, (left + MARGIN * self.budget) / asked) - header
+            headers = header * now
+            each = min((left - headers) / (self.active * now), (left + MARGIN * self.budget) / asked - header)
             lam, cap = max(LAST_CUT * lam, SEARCH), costs.most(max(each, 0.0), d, cautious=costs.rounds == 0)
             count = float(cap)
         elif counts is None:
@@ -116,7 +119,7 @@ class Purse:
                 cap = min(cap if cap is not None else d, int(CALIBRATION_CAP * max(fair, count)) + 1)
         self.now = self.threshold(lam, cap)
         count = count if cap is None else min(count, cap)
-        self.predicted = now * float(costs.fixed(self.now, d) + costs.variable(count, d))
+        self.predicted = now * float(header + self.active * costs.variable(count, d))
         self.later = left - self.predicted if len(pays) > 1 else 0.0
         if counts is not None:
             self.later = later_headers + float(pays[1:] @ costs.variable(counts[1:], d))
@@ -157,6 +160,9 @@ class Purse:
         self.lam = self._next if self.forecast.anchor is not None else None
         self.decisions += 1
         moved = [update for update in updates if update.receipt.update_norm > 0.0]
+        if updates:
+            here = max(len(moved), 0.5) / len(updates)
+            self.active = here if self.decisions == 1 else MEMORY * self.active + (1.0 - MEMORY) * here
         if not moved:
             return
         remembers = any(update.receipt.residual_norm > 0.0 for update in moved)
@@ -196,11 +202,13 @@ class Purse:
     def state_dict(self) -> dict[str, Any]:
         """Return what a restarted server needs; plain JSON values."""
         forecast = None if self.forecast is None else self.forecast.state_dict()
-        return {"spent": self.spent, "lam": self.lam, "decisions": self.decisions, "forecast": forecast}
+        mine = {"spent": self.spent, "lam": self.lam, "decisions": self.decisions, "active": self.active}
+        return mine | {"forecast": forecast, "predicted": self.predicted, "later": self.later}
 
     def load_state_dict(self, state: dict[str, Any], d: int) -> None:
         """Undo `state_dict`."""
         self.spent, self.lam, self.decisions = float(state["spent"]), state["lam"], int(state["decisions"])
+        self.active, self.predicted, self.later = (float(state[key]) for key in ("active", "predicted", "later"))
         self.forecast = None
         if state["forecast"] is not None:
             self.forecast = Forecast(d)

@@ -48,6 +48,31 @@ def test_a_reproduction_runs_judges_and_goes_on(tmp_path: Path) -> None:
     assert [finding.verdict.ours for finding in again.findings] == [finding.verdict.ours for finding in result.findings]
 
 
+def test_foreign_folders_stay_as_they_are(tmp_path: Path) -> None:
+    paper = find_paper("sahu2021")
+    for name, content in {
+        "report.html": "mine",
+        "reproduction.json": '{"paper": "basu2019"}',
+        "notes.txt": "mine",
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text(content)
+        with pytest.raises(ConfigError, match="choose another"):
+            reproduce(paper, folder, only=["madelon"], seeds=[0, 1], overrides=SMALL)
+        assert [path.read_text() for path in folder.iterdir()] == [content]
+
+
+@pytest.mark.slow
+def test_parts_run_one_by_one_come_together_and_changes_are_named(tmp_path: Path) -> None:
+    paper, out = find_paper("sahu2021"), tmp_path / "out"
+    for part in ("madelon", "madelon-small-steps"):
+        result = reproduce(paper, out, only=[part], seeds=[0, 1], overrides=SMALL, command="how")
+    assert set(result.comparisons) == {"madelon", "madelon-small-steps"}
+    assert "rounds=12" in result.changed
+    assert "rounds=12" in write_page(result, out).read_text()
+
+
 def test_missing_data_is_a_verdict_and_not_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSPARSE_DATA_DIR", str(tmp_path / "nothing"))
     monkeypatch.setenv("HOME", str(tmp_path))

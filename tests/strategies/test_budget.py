@@ -239,6 +239,18 @@ def test_what_cannot_be_meant_is_refused(spec: str, says: str) -> None:
         make_policy(spec)
 
 
+def test_exact_arrays_are_part_of_the_budget() -> None:
+    policy = make_policy('hard_threshold(budget="20kB")')
+    with pytest.raises(ConfigError, match="headers and uncompressed arrays"):
+        policy.begin(Plan(1, 5, D, [str(client) for client in range(N)], N, exact_bytes=1000))
+
+
+def test_clients_without_data_leave_their_share_to_the_others(tmp_path: Path) -> None:
+    skewed = ("rounds=40", "data.partition=quantity_skew(alpha=0.1, min_size=0)", "seed=3")
+    lines = trained(tmp_path / "out", 'hard_threshold(budget="300kB")', *skewed)
+    check_met(lines, 300_000, low=0.9)
+
+
 def test_piecewise_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="one lam for the whole update"):
         Budget(Compressor.from_spec("piecewise(hard_threshold(lam=1.0))"), "20MB")

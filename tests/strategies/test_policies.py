@@ -13,7 +13,7 @@ EXAMPLES = [example for cls in POLICIES.values() if cls is not Budget for exampl
 
 
 def plan(server_round: int, rounds: int | None = 100, step_size=lambda t: 1.0) -> Plan:
-    return Plan(server_round, rounds, 10_000, ["0", "1"], 10, step_size)
+    return Plan(server_round, rounds, 10_000, ["0", "1"], 10, step_size=step_size)
 
 
 def densities(policy, norms, step_size=lambda t: 1.0) -> list[float]:
