@@ -35,7 +35,13 @@ def scenarios() -> Table:
     for name, path in sorted(shipped().items()):
         try:
             scenario = load(path)
-            size = f"{scenario.data.num_clients} clients, {scenario.rounds} rounds, {len(scenario.variant)} variants"
+            size = ", ".join(
+                [
+                    _count(scenario.data.num_clients, "client"),
+                    _count(scenario.rounds, "round"),
+                    _count(len(scenario.variant), "variant"),
+                ]
+            )
             lines.append([name, size, scenario.description])
         except FedsparseError as error:
             lines.append([name, "cannot be read", str(error)])
@@ -130,6 +136,10 @@ def table(name: str) -> Table:
     if name not in LISTS:
         raise unknown_name("list", name, LISTS)
     return LISTS[name]()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _first_line(thing: Any) -> str:

@@ -395,11 +395,20 @@ class CompressedStrategy(Strategy):
             "run": self.run,
             "accepted": dict(self._accepted),
             "total_error": self._total_error,
+            "compressor": self.policy.spec,
             "policy": self.policy.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undo `state_dict`."""
+        """Undo `state_dict`.
+
+        Raises
+        ------
+        ConfigError
+            Where the state is of a strategy with another compressor.
+        """
+        if (saved := state.get("compressor")) != self.policy.spec:
+            raise ConfigError(f"this state was saved with the compressor {saved}; the strategy has {self.policy.spec}.")
         self.run = str(state["run"])
         self._accepted = {str(client): int(update_id) for client, update_id in state["accepted"].items()}
         self._total_error = float(state["total_error"])

@@ -212,7 +212,9 @@ class Compressor:
                 positions.append(kept + start if start else kept)
             codes.append(code)
             scales.append(scale)
-            values.append(self.quantizer.dequantize(code, scale, piece.size if kept is None else kept.size))
+            decoded = self.quantizer.dequantize(code, scale, piece.size if kept is None else kept.size)
+            _check_decoded(decoded, piece, self.quantizer.name)
+            values.append(decoded)
         return Compressed(
             d=pieces[-1][1] if pieces else 0,
             indices=_join(positions, np.int64) if positions or not pieces else None,
@@ -266,6 +268,17 @@ def check_bounds(bounds: Bounds | None, d: int) -> Bounds:
     if edges.ndim != 1 or edges.size < 1 or edges[0] != 0 or edges[-1] != d or np.any(np.diff(edges) < 0):
         raise ConfigError(f"piece boundaries must rise from 0 to d = {d}, got {edges.tolist()[:10]}.")
     return edges
+
+
+def _check_decoded(decoded: Vector, piece: Vector, quantizer: str) -> None:
+    """Refuse what a receiver would have to reject: a quantizer may read back more than the largest float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.dot(decoded, decoded)) or np.isfinite(decoded).all():
+            return
+    raise ValueError(
+        f"the update has magnitudes up to {np.abs(piece).max():.3g}, which {quantizer} rounds beyond the largest "
+        "float32: training has diverged; lower the learning rate or clip gradients."
+    )
 
 
 def _select_rng(seed: int, piece: int) -> np.random.Generator:

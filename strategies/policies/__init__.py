@@ -1,6 +1,6 @@
 """Compressors that the server changes from round to round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import cast
 
@@ -44,6 +44,7 @@ def make_policy(spec: str) -> Policy:
     """
     stages = parse_pipeline(spec)
     first = stages[0]
+    _refuse_nested(stages, spec)
     if first.name == "hard_threshold" and "budget" in first.options:
         return _budget(first, stages[1:])
     wrappers = {name: cls for name, cls in POLICIES.items() if cls is not Budget}
@@ -60,6 +61,17 @@ def make_policy(spec: str) -> Policy:
     return build(Stage(first.name, options=first.options), factories, "policy", base=base)
 
 
+def _refuse_nested(stages: Sequence[Stage], spec: str) -> None:
+    """Refuse a policy inside a policy or inside `piecewise`: one thing decides for the whole update."""
+    inner = [stage for outer in stages for pipeline in outer.args for stage in pipeline]
+    if any(stage.name == "hard_threshold" and "budget" in stage.options for stage in inner):
+        raise ConfigError(f"hard_threshold(budget=...) decides for the whole update and stands alone; got {spec!r}.")
+    for stage in inner:
+        if stage.name in POLICIES and stage.name != Budget.name:
+            example = POLICIES[stage.name].examples[0]
+            raise ConfigError(f"{stage.name} is a policy and must be outermost, as in {example}; got {spec!r}.")
+
+
 def _check_names(first: Stage, wrappers: Mapping[str, object]) -> None:
     """Name the nearest valid name among compressors and policies together, which a compressor alone cannot know of."""
     names = [*SPARSIFIERS, *QUANTIZERS, "piecewise", *wrappers]
@@ -74,6 +86,10 @@ def _check_names(first: Stage, wrappers: Mapping[str, object]) -> None:
 
 
 def _budget(first: Stage, rest: tuple[Stage, ...]) -> Policy:
+    if double := {"lam", "density", "k", "at_most"} & set(first.options):
+        raise ConfigError(
+            f"hard_threshold(budget=...) finds the threshold itself: leave out {', '.join(sorted(double))}."
+        )
     tail = Compressor.from_spec(format_pipeline((Stage("hard_threshold", options={"lam": 1.0}), *rest)))
     factories = cast(Mapping[str, Callable[..., Policy]], {"hard_threshold": Budget})
     return build(first, factories, "policy", base=tail)

@@ -1,5 +1,7 @@
 """The one table that every registered operator runs through."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -201,6 +203,18 @@ def test_a_sum_that_overflows_is_refused():
         halves = np.full(3, 3e38, np.float32)
         with pytest.raises(ValueError, match="not finite"):
             Compressor.from_spec(spec).compress_with_memory(halves, halves.copy(), 0)
+
+
+@pytest.mark.parametrize("spec", FLAT)
+def test_near_the_largest_float32_a_frame_decodes_or_nothing_is_sent(spec):
+    rng = np.random.default_rng(3)
+    x = (np.float32(3.4e38) * rng.choice([-1, 1, 0.99], 64)).astype(np.float32)
+    compressor = Compressor.from_spec(spec)
+    sent = None
+    with np.errstate(over="ignore"), suppress(ValueError):
+        sent = compressor.compress(x, 1)
+    if sent is not None:
+        np.testing.assert_array_equal(decode(encode(sent, compressor), compressor, d=64).values, sent.values)
 
 
 def test_error_feedback_over_rounds_loses_nothing():

@@ -444,6 +444,8 @@ def test_resume_continues_as_if_never_stopped(tmp_path):
         resumed = drive(second, half, range(4, 7), grid)
     for name in MODEL:
         assert views(whole)[name].tobytes() == views(resumed)[name].tobytes()
+    with pytest.raises(ConfigError, match="saved with the compressor"):
+        CompressedStrategy(INNER["FedAvg"](), "sign").load_state_dict(first.state_dict())
 
 
 def test_a_quantizer_that_is_no_contraction_is_told_of(tmp_path, caplog):

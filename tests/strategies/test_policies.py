@@ -101,6 +101,10 @@ def test_accordion_goes_on_after_a_restart():
         ('hard_threshold(lam="1/k", k=5)', "the rule"),
         ('hard_threshold(lam="1/(2*sqrt(k))")', "exactly one of density and k"),
         ("hard_threshold(lam=0.1, density=0.1)", "belong to the rule"),
+        ('hard_threshold(lam=0.1, budget="1MB")', "leave out lam"),
+        ('piecewise(hard_threshold(budget="1MB"))', "stands alone"),
+        ('warmup(hard_threshold(budget="1MB"))', "stands alone"),
+        ("warmup(accordion(topk(density=0.1), high=0.2))", "accordion is a policy and must be outermost"),
     ],
 )
 def test_mistakes_are_named(spec, words):
