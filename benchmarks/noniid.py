@@ -54,7 +54,7 @@ def tune(folder: Path, pattern: str = "*") -> None:
 
 
 def inline(scenario: Scenario) -> Scenario:
-    """Take one process for each run: with this many runs it is the fastest way, and every engine gives the same bits."""
+    """Take one process for each run, the fastest way with this many runs; every engine gives the same bits."""
     return apply_overrides(scenario, ["engine.name=inline"])
 
 
