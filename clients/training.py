@@ -185,8 +185,10 @@ def evaluate(
     """Return (mean loss, accuracy) of `model` on ``x, y`` or its rows `part`; zeros where there are none."""
     rows = np.arange(len(y)) if part is None else part
     dtype, channels_last = input_dtype(model), has_convolutions(model)
-    # Large images in small batches: activations take many times the memory of the input.
-    size = int(np.clip(1_000_000 // max(int(np.prod(x.shape[1:])), 1), 1, 1000))
+    # Large images in small batches: activations take many times the memory of the input, and on a CPU they should stay
+    # in its cache (measured for 1x28x28: batches of 128 take half the time of 1,000).
+    numbers = 100_000 if channels_last and device.type == "cpu" else 1_000_000
+    size = int(np.clip(numbers // max(int(np.prod(x.shape[1:])), 1), 1, 1000))
     model.eval()
     loss, right = 0.0, 0
     for start in range(0, rows.size, size):
