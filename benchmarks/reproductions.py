@@ -51,8 +51,9 @@ def page() -> str:
 
 def _paper(found: dict[str, Any]) -> str:
     lines = [f"## {found['paper']}", "", f"{found['reference']}.", ""]
-    minutes = sum(part["wall_s"] for part in found["parts"]) / 60
-    lines += [f"`{found['command']}`, {found['date'][:10]}, {found['machine']}, {minutes:.0f} minutes of training.", ""]
+    minutes = sum(part["run_s"] for part in found["parts"]) / 60
+    where = f"{found['date'][:10]}, {found['machine']}"
+    lines += [f"`{found['command']}`, {where}; all runs together took {minutes:.0f} minutes.", ""]
     for part in found["parts"]:
         lines += [f"### {part['dataset']}: {part['part']}", ""]
         lines += [f"{part['rounds']} rounds, seeds {', '.join(map(str, part['seeds']))}.", ""]

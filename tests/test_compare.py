@@ -153,6 +153,18 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (out / "notes.txt").exists()
 
 
+def test_a_long_run_that_is_complete_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of long runs only evaluated rounds are kept in memory: that is no sign of an unfinished one."""
+    scenario = apply_overrides(from_toml(TINY), ["rounds=3", "evaluation.every=3"])
+    compare_scenario(scenario, tmp_path, seeds=[0])
+    monkeypatch.setattr("fedsparse.compare.results.LONG", 2)
+    events: list[Any] = []
+    for path in tmp_path.glob("*/seed-0/rounds.jsonl"):
+        path.touch()  # another time: not the lines that were read before
+    compare_scenario(scenario, tmp_path, seeds=[0], on_event=events.append)
+    assert all(event.done_before for event in events if isinstance(event, RunBegins))
+
+
 @pytest.mark.slow
 def test_runs_that_share_ray_workers_are_as_if_alone(
     finished: tuple[Path, Comparison, list[Any]], tmp_path: Path

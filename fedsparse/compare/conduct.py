@@ -214,12 +214,11 @@ def _try_tasks(variants: dict[str, Scenario], seed: int) -> None:
 
 def _completed(folder: Path, scenario: Scenario) -> bool:
     run = read_run(folder)
-    whole = (
-        run is not None
-        and run.completed
-        and [line["round"] for line in run.lines] == list(range(1, scenario.rounds + 1))
-    )
-    return whole and RunFolder(folder).scenario() == scenario
+    if run is None or not run.completed:
+        return False
+    written = RunFolder(folder)  # `read_run` may leave rounds out
+    whole = [line["round"] for line in written.rounds()] == list(range(1, scenario.rounds + 1))
+    return whole and written.scenario() == scenario
 
 
 def _write(path: Path, comparison: Comparison) -> None:

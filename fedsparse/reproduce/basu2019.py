@@ -101,7 +101,9 @@ def vanishes(comparison: Comparison) -> Verdict:
 def fewer_bits(comparison: Comparison, formula: bool) -> Verdict:
     """Judge "about ten times fewer bits than Top-k SGD, a thousand times fewer than SGD" to 5 % above SGD's loss."""
     others = (("Top-k-H1", ONE_ORDER), (BASELINE, THREE_ORDERS), ("EF-sign", 1.0), ("EF-QSGD", 1.0))
-    return both(*(fewer_bytes(comparison, BASELINE, MARGIN, f"{name}-H{LOCAL}", others, formula=formula) for name in SAME))
+    return both(
+        *(fewer_bytes(comparison, BASELINE, MARGIN, f"{name}-H{LOCAL}", others, formula=formula) for name in SAME)
+    )
 
 
 def _variant(comparison: Comparison, name: str) -> Variant:

@@ -75,10 +75,16 @@ class Reproduction:
             "dataset": comparison.scenario.data.dataset if comparison else None,
             "rounds": comparison.scenario.rounds if comparison else None,
             "seeds": list(comparison.seeds) if comparison else [],
-            "wall_s": comparison.facts.get("wall_s") if comparison else None,
+            "run_s": _run_seconds(comparison) if comparison else None,
             "changes": list(part.changes),
             "claims": [_claim_json(finding) for finding in self._of(part)],
         }
+
+
+def _run_seconds(comparison: Comparison) -> float:
+    """Add up what the runs took, whenever they ran."""
+    runs = [run for variant in comparison.variants for run in variant.done]
+    return round(sum(run.summary.wall_s or 0.0 for run in runs), 1)
 
 
 def _claim_json(finding: Finding) -> dict[str, Any]:
