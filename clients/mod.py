@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
@@ -32,6 +32,8 @@ from fedsparse.protocol import (
 from fedsparse.seeding import entropy
 
 log = logging.getLogger(__name__)
+
+_STATE = f"{KEY}.state"
 
 
 class CompressionMod:
@@ -83,7 +85,9 @@ class CompressionMod:
             )
             if turn.resend is not None:
                 log.info("client %s sends update %d again", directive.client, directive.update_id)
-                rest = recorddict_from_proto(RecordDictProto.FromString(turn.resend.attachment))
+                rest = _read(turn.resend.attachment)
+                if _STATE in rest:
+                    context.state = _read(bytes(rest.pop(_STATE)["state"]))  # type: ignore[arg-type]
                 return Message(_with_frame(rest, turn.resend.frame), reply_to=message)
 
         message.content = without_key(message.content)
@@ -103,7 +107,7 @@ class CompressionMod:
         receipt = _receipt(directive, delta, turn)
         content = _rest(reply.content, receipt, layout.pack_exact(new, arrays))
         if turn is not None:
-            turn.commit(frame, recorddict_to_proto(content).SerializeToString())
+            turn.commit(frame, _written(_with_state(content, context.state)))
         return Message(_with_frame(content, frame), reply_to=message)
 
     def _store(self, directive: Directive, context: Context) -> MemoryStore:
@@ -149,6 +153,23 @@ def _rest(content: RecordDict, receipt: Receipt, exact: bytes) -> RecordDict:
     rest[name] = ArrayRecord({EXACT_NAME: Array("uint8", (len(exact),), EXACT_STYPE, exact)} if exact else {})
     rest[KEY] = to_record(receipt)
     return rest
+
+
+def _with_state(rest: RecordDict, state: RecordDict) -> RecordDict:
+    """Add what the app keeps in its Context: where the reply is lost, the engine does not get that either."""
+    if not state:
+        return rest
+    kept = rest.copy()
+    kept[_STATE] = ConfigRecord({"state": _written(state)})
+    return kept
+
+
+def _written(records: RecordDict) -> bytes:
+    return bytes(recorddict_to_proto(records).SerializeToString())
+
+
+def _read(written: bytes) -> RecordDict:
+    return recorddict_from_proto(RecordDictProto.FromString(written))
 
 
 def _with_frame(rest: RecordDict, frame: bytes) -> RecordDict:

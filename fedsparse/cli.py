@@ -28,6 +28,9 @@ EngineOption = Annotated[str | None, typer.Option("--engine", help="inline, ray 
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the results; default runs/NAME.")]
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time; more than one needs --engine inline.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in that folder.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with a run that was stopped, after its last round.")
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of Flower, Ray and the clients.")]
 
 
@@ -38,6 +41,7 @@ def run(
     variant: Annotated[str | None, typer.Option("--variant", help="Run this variant of the scenario.")] = None,
     engine: EngineOption = None,
     out: OutOption = None,
+    resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -46,14 +50,17 @@ def run(
     SCENARIO is a file, or a name from `fedsparse list scenarios`.
     """
     from fedsparse import scenario as scenarios
-    from fedsparse.run.folder import check_output
+    from fedsparse.run.folder import check_output, is_ours
 
     found = scenarios.load(scenario)
     loaded = scenarios.choose_variant(found, variant)
     chosen = scenarios.apply_overrides(loaded, [*overrides, *_engine(engine)])
     folder = out or Path("runs") / (chosen.name if variant is None else f"{chosen.name}-{variant}")
     scenarios.validate_deep(chosen)
-    check_output(folder, overwrite=overwrite)
+    if resume and overwrite:
+        raise ConfigError("--resume goes on with a run, --overwrite replaces it: say one of them.")
+    if not (resume and is_ours(folder)):
+        check_output(folder, overwrite=overwrite)
 
     from fedsparse.compare import read
     from fedsparse.console import Watch, show_table
@@ -67,9 +74,9 @@ def run(
         console.print(f"(its base settings; variants: {names}; `fedsparse compare` runs them all)", markup=False)
     try:
         with Watch(chosen.rounds) as watch:
-            run_scenario(chosen, folder, on_event=watch, verbose=verbose, overwrite=overwrite)
+            run_scenario(chosen, folder, on_event=watch, verbose=verbose, overwrite=overwrite, resume=resume)
     except (KeyboardInterrupt, RunError):
-        _stopped(folder)
+        _stopped(folder, " With --resume it goes on from there." if (folder / "checkpoint").is_dir() else "")
         raise
     show_table(read(folder))
     console.print(f"results  {folder}", markup=False)

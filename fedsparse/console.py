@@ -37,6 +37,7 @@ class Watch:
 
     def __init__(self, rounds: int, jobs: int = 1) -> None:
         self._rounds, self._done, self._bulk = rounds, 0, jobs > 1
+        self._before = 0  # rounds that earlier processes have done
         self._label, self._spent, self._accuracy, self._known = "", 0, "", ""
         self._last_line = self._began = time.monotonic()
         self._bar = Progress(
@@ -66,8 +67,9 @@ class Watch:
         elif isinstance(event, RoundDone):
             self._round(event)
         else:
-            self._spent, self._known = 0, f"accuracy {100 * event.initial_accuracy:.1f} %"
-            self._show(f"round 0/{event.scenario.rounds}  {self._known}")
+            self._spent, self._known = event.uplink_bytes, f"accuracy {100 * event.initial_accuracy:.1f} %"
+            self._resumed(event.rounds)
+            self._show(f"round {event.rounds}/{event.scenario.rounds}  {self._known}")
 
     def _begin(self, event: RunBegins) -> None:
         self._label = f"[{event.number}/{event.total}] {event.variant}, seed {event.seed}"
@@ -96,10 +98,17 @@ class Watch:
             self._last_line = time.monotonic()
             self._say(f"{self._label}{'  ' if self._label else ''}{text}{self._left()}")
 
+    def _resumed(self, rounds: int) -> None:
+        if rounds:
+            self._done += rounds
+            self._before += rounds
+            self._say(f"{self._label}{'  ' if self._label else ''}goes on after round {rounds}")
+
     def _left(self) -> str:
-        if not self._done:
+        here = self._done - self._before
+        if not here:
             return ""
-        left = (time.monotonic() - self._began) / self._done * (self._rounds - self._done)
+        left = (time.monotonic() - self._began) / here * (self._rounds - self._done)
         return f"  about {left:.0f} s left" if left >= 1 else ""
 
     def _show(self, state: str) -> None:

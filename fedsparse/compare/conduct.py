@@ -89,7 +89,12 @@ def compare_scenario(
     path = Path(out)
     if not _continues(path, scenario, overwrite):
         check_output(path, overwrite=overwrite)
-    options: dict[str, Any] = {"verbose": verbose, "overwrite": True, "command": command or environment.command()}
+    options: dict[str, Any] = {
+        "verbose": verbose,
+        "overwrite": True,
+        "resume": True,
+        "command": command or environment.command(),
+    }
     with terminates(), exclusive(path):
         return _compare(scenario, path, chosen, variants, on_event or (lambda event: None), jobs, overwrite, options)
 

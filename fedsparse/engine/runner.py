@@ -1,13 +1,14 @@
 """Run one message through a ClientApp: the part that all engines share, whatever process it runs in."""
 
 import logging
-import pickle
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
 from ._flwr import APP_RAISED, RUN_ID, ensure_identity, rebuild_message
 from .transport import Packed, pack, unpack
@@ -27,7 +28,7 @@ class Job(NamedTuple):
     content : list
         The packed content.
     state : bytes, optional
-        The client's pickled Context.state; None where it is empty.
+        The client's Context.state as Flower's protobuf message; None where it is empty.
     """
 
     client: int
@@ -77,7 +78,7 @@ class Runner:
             context = self._context(job, message)
             answer = self.app(message, context)
             _check_reply(answer, message)
-            state = pickle.dumps(context.state, protocol=5) if context.state else None
+            state = _written(context.state)
             sent = answer.metadata.created_at, answer.metadata.ttl
             if answer.has_error():
                 return Outcome(None, *sent, answer.error.code, str(answer.error.reason), state)
@@ -91,9 +92,17 @@ class Runner:
             run_id=message.metadata.run_id,
             node_id=message.metadata.dst_node_id,
             node_config={**self.node_config, "partition-id": job.client, "num-partitions": self.num_clients},
-            state=RecordDict() if job.state is None else pickle.loads(job.state),
+            state=RecordDict() if job.state is None else _read(job.state),
             run_config=dict(self.run_config),
         )
+
+
+def _written(state: RecordDict) -> bytes | None:
+    return recorddict_to_proto(state).SerializeToString() if state else None
+
+
+def _read(state: bytes) -> RecordDict:
+    return recorddict_from_proto(RecordDictProto.FromString(state))
 
 
 def _check_reply(answer: Any, message: Message) -> None:

@@ -2,17 +2,19 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsparse.errors import ConfigError
 from fedsparse.run import environment
-from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, check_output
+from fedsparse.run.checkpoint import Checkpoint, remove
+from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, check_output, is_ours
 from fedsparse.run.grids import Grids
 from fedsparse.run.lock import exclusive
 from fedsparse.run.logs import logs
+from fedsparse.run.resume import find
 from fedsparse.run.signals import terminates, uninterrupted
 from fedsparse.run.summary import Summary, summarise
 from fedsparse.scenario import Scenario, validate_deep
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Started:
-    """A run begins."""
+    """A run begins, or goes on: `rounds` of it are done, and what they sent is counted in `uplink_bytes`."""
 
     scenario: Scenario
     num_parameters: int
     initial_accuracy: float
+    rounds: int = 0
+    uplink_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ def run_scenario(
     on_event: Listener | None = None,
     verbose: bool = False,
     overwrite: bool = False,
+    resume: bool = False,
     command: str | None = None,
     grids: Grids | None = None,
 ) -> Summary:
@@ -72,6 +77,10 @@ def run_scenario(
         Let the engine log.
     overwrite : bool
         Replace an earlier run in `out`.
+    resume : bool
+        Go on after the last complete round of a run of the same scenario in `out`, with the same result as if it had
+        never been stopped; the engine may be another one. A completed run is left as it is; where there is none, one
+        begins. Together with `overwrite`, a run of another scenario is replaced.
     command : str, optional
         How to run this again, for the record; default: this process's command line.
     grids : Grids, optional
@@ -97,21 +106,34 @@ def run_scenario(
 
         scenario = apply_overrides(scenario, [f"engine.name={engine}"])
     validate_deep(scenario)
-    check_output(out, overwrite=overwrite)
+    if not (resume and is_ours(Path(out))):
+        check_output(out, overwrite=overwrite)
     command = command or environment.command()
     with terminates(), logs(verbose), exclusive(out):
         if scenario.engine.name == "flower":
+            if resume and not overwrite:
+                raise ConfigError("a run on Flower's own engine cannot be resumed: take --engine ray, or --overwrite.")
             from fedsparse.run.on_flower import run_on_flower
 
             return run_on_flower(scenario, Path(out), on_event, verbose, overwrite, command)
+        checkpoint = None
+        if resume and is_ours(Path(out)):
+            earlier = find(Path(out), scenario, replace=overwrite)
+            if isinstance(earlier, Summary):
+                return earlier
+            checkpoint, overwrite = earlier, True
         from fedsparse.run.task import Task
 
         task = Task(scenario)
-        grids, folder, name = grids or Grids(verbose=verbose), RunFolder(out), run_name(scenario, out)
+        grids, folder = grids or Grids(verbose=verbose), RunFolder(out)
+        name = run_name(scenario, out) if checkpoint is None else str(checkpoint.strategy["run"])
         with grids.open(scenario, folder.memory) as grid:
-            folder = RunFolder.create(out, scenario, overwrite=overwrite)
+            if checkpoint is None:
+                folder = RunFolder.create(out, scenario, overwrite=overwrite)
+            else:
+                folder.reopen(scenario, checkpoint.server_round)
             grids.link(folder.memory, name)
-            return conduct(scenario, task, folder, grid, name, command, on_event)
+            return conduct(scenario, task, folder, grid, name, command, on_event, checkpoint=checkpoint)
 
 
 def run_name(scenario: Scenario, out: str | os.PathLike[str]) -> str:
@@ -130,6 +152,7 @@ def conduct(
     on_event: Listener | None = None,
     *,
     keep_model: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> Summary:
     """Train on a grid, and write the folder's files.
 
@@ -145,15 +168,16 @@ def conduct(
         As in `run_scenario`.
     keep_model : bool
         Write the model after every round, for a process that may be ended without notice.
+    checkpoint : Checkpoint, optional
+        Go on from there.
     """
     from fedsparse.run.loop import Training
     from fedsparse.scenario.advice import advice
 
-    began, started = time.monotonic(), environment.now()
-    training = Training(scenario, task, folder, name)
+    training = Training(scenario, task, folder, name, checkpoint)
     facts: dict[str, Any] = {
         "num_parameters": task.num_parameters,
-        "started": started,
+        "started": environment.now(),
         "command": command,
         "machine": environment.machine(),
         "versions": environment.versions(),
@@ -161,11 +185,12 @@ def conduct(
 
     def finish(status: str, error: BaseException | None = None) -> Summary:
         text = f"{type(error).__name__}: {error}" if error is not None else None
-        wall = round(time.monotonic() - began, 3)
-        summary = summarise(scenario, training.lines, status, error=text, wall_s=wall, **facts)
+        summary = summarise(scenario, training.lines, status, error=text, wall_s=training.wall_s, **facts)
         with uninterrupted():
             folder.write_model(training.arrays)
             folder.write_json(SUMMARY, summary.to_json())
+            if status == "completed":
+                remove(folder.path)
         return summary
 
     def on_line(line: dict[str, Any]) -> None:
@@ -181,8 +206,9 @@ def conduct(
             folder.write_json(PARTITION, task.division())
             facts["initial_accuracy"] = task.evaluate(task.arrays)[1]
             if on_event is not None:
-                on_event(Started(scenario, task.num_parameters, facts["initial_accuracy"]))
-            training.rounds(grid, on_line)
+                spent = sum(line["uplink_bytes"] for line in training.lines)
+                on_event(Started(scenario, task.num_parameters, facts["initial_accuracy"], training.done, spent))
+            training.rounds(grid, on_line, checkpoints=scenario.engine.checkpoint and not keep_model)
     except KeyboardInterrupt:
         finish("interrupted")
         raise

@@ -52,6 +52,15 @@ class RunFolder:
             raise ConfigError(f"cannot write into the output folder {folder.path}: {error.strerror}.") from None
         return folder
 
+    def reopen(self, scenario: Scenario, server_round: int) -> None:
+        """Get ready to go on after a round: later ones were not completed, and do not count."""
+        lines = [line for line in self.rounds() if line["round"] <= server_round]
+        with suppress_disk_errors(self.path):
+            for path in self.path.glob(".*.partial"):
+                path.unlink(missing_ok=True)
+            write_text(self.path / SCENARIO, to_toml(scenario))
+            write_text(self.path / ROUNDS, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+
     @property
     def memory(self) -> Path:
         """Where the clients of this run keep their error memory."""
@@ -105,9 +114,10 @@ def check_output(path: str | os.PathLike[str], *, overwrite: bool = False) -> No
                 f"the output folder {folder} is not empty and holds no run of fedsparse: choose another with --out."
             )
         if not overwrite:
+            go_on = "--resume to go on with it, " if (folder / "checkpoint").is_dir() else ""
             raise ConfigError(
-                f"the output folder {folder} already holds a run. Say --overwrite to replace it, or choose another "
-                "folder with --out."
+                f"the output folder {folder} already holds a run. Say {go_on}--overwrite to replace it, or choose "
+                "another folder with --out."
             )
     nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     try:

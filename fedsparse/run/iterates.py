@@ -134,14 +134,12 @@ class IterateAverage:
         return {**self._newest, **means}
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return arrays alone, so that one safetensors file can hold them."""
+        """Return arrays alone, so that one safetensors file can hold them; the newest model is not among them."""
         state: dict[str, NDArray[Any]] = {"total": np.array(self._total)}
-        state |= {f"newest.{name}": array for name, array in self._newest.items()}
         state |= {f"mean.{name}": mean.copy() for name, mean in self._mean.items()}
         return state
 
-    def load_state_dict(self, state: Arrays) -> None:
-        """Undo `state_dict`."""
-        self._total = float(state["total"])
-        self._newest = {key.removeprefix("newest."): a for key, a in state.items() if key.startswith("newest.")}
+    def load_state_dict(self, state: Arrays, newest: Arrays) -> None:
+        """Undo `state_dict`, given the model that was added last."""
+        self._total, self._newest = float(state["total"]), dict(newest)
         self._mean = {key.removeprefix("mean."): a.copy() for key, a in state.items() if key.startswith("mean.")}

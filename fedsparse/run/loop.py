@@ -1,5 +1,6 @@
 """The round loop: configure, send, aggregate, evaluate, write down."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedsparse.errors import AllClientsFailed
 from fedsparse.protocol import JOB_KEY
+from fedsparse.run.checkpoint import Checkpoint
 from fedsparse.run.folder import RunFolder
 from fedsparse.run.iterates import IterateAverage
 from fedsparse.run.signals import uninterrupted
@@ -17,6 +19,9 @@ from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario
 from fedsparse.scenario.checks import build_inner
 from strategies import CompressedStrategy, RoundReport
+from strategies.inner_state import capture, forgotten, restore
+
+log = logging.getLogger(__name__)
 
 # Keys of every line that this loop may not know, or not in every round.
 _UNKNOWN: dict[str, Any] = {"virtual_s": None, "eval_loss": None, "eval_accuracy": None, "objective": None}
@@ -55,26 +60,64 @@ class Training:
         What to run, on what, and where it is written down.
     run : str
         Names the clients' error memories.
+    checkpoint : Checkpoint, optional
+        Go on from there.
     """
 
-    def __init__(self, scenario: Scenario, task: Task, folder: RunFolder, run: str) -> None:
+    def __init__(
+        self, scenario: Scenario, task: Task, folder: RunFolder, run: str, checkpoint: Checkpoint | None = None
+    ) -> None:
         self.scenario, self.task, self.folder = scenario, task, folder
         self.strategy = make_strategy(scenario, task, run)
         self.average = IterateAverage(scenario.evaluation.iterate_average, scenario.train.local_steps or 1)
         self.arrays: dict[str, NDArray[Any]] = task.arrays
         self.lines: list[dict[str, Any]] = []
+        self.done, self._earlier_s, self._began = 0, 0.0, time.monotonic()
+        self._model, self._contexts = task.arrays, dict[int, bytes]()
         self._job = scenario.job()
+        if checkpoint is not None:
+            self._go_on(checkpoint)
 
-    def rounds(self, grid: Grid, on_line: Callable[[dict[str, Any]], None]) -> None:
-        """Run all rounds.
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the training has taken, before and after it was resumed."""
+        return round(self._earlier_s + time.monotonic() - self._began, 3)
+
+    def _go_on(self, checkpoint: Checkpoint) -> None:
+        self.strategy.load_state_dict(checkpoint.strategy)
+        restore(self.strategy.inner, checkpoint.inner, checkpoint.inner_arrays)
+        self.average.load_state_dict(checkpoint.average, checkpoint.model)
+        self.done, self._earlier_s = checkpoint.server_round, checkpoint.wall_s
+        self._model, self._contexts = checkpoint.model, checkpoint.contexts
+        self.arrays, self.lines = self.average.arrays(), self.folder.rounds()
+        for name in forgotten(self.strategy.inner):
+            log.warning("%s.%s is in no checkpoint: it begins anew", type(self.strategy.inner).__name__, name)
+
+    def _checkpoint(self, model: dict[str, NDArray[Any]], grid: Grid) -> None:
+        inner, arrays = capture(self.strategy.inner)
+        Checkpoint(
+            server_round=self.done,
+            wall_s=self.wall_s,
+            strategy=self.strategy.state_dict(),
+            inner=inner,
+            model=model,
+            inner_arrays=arrays,
+            average=self.average.state_dict(),
+            contexts=getattr(grid, "states", {}),
+        ).save(self.folder.path)
+
+    def rounds(self, grid: Grid, on_line: Callable[[dict[str, Any]], None], *, checkpoints: bool = True) -> None:
+        """Run all rounds that are left; after each, write what is needed to go on after it.
 
         Raises
         ------
         AllClientsFailed
             After the round has been written down.
         """
-        record = ArrayRecord({name: Array(array) for name, array in self.arrays.items()})
-        for server_round in range(1, self.scenario.rounds + 1):
+        record = ArrayRecord({name: Array(array) for name, array in self._model.items()})
+        if self._contexts:
+            grid.states.update(self._contexts)  # type: ignore[attr-defined]
+        for server_round in range(self.done + 1, self.scenario.rounds + 1):
             began = time.monotonic()
             try:
                 record = self._train(server_round, record, grid)
@@ -82,13 +125,16 @@ class Training:
                 if self.strategy.last_round is not None:
                     self._write(self.strategy.last_round, began)
                 raise
-            self.average.add({name: array.numpy() for name, array in record.items()}, server_round)
+            model = {name: array.numpy() for name, array in record.items()}
+            self.average.add(model, server_round)
             arrays = self.average.arrays()
             figures = self._evaluate(server_round, arrays)
             assert self.strategy.last_round is not None
             with uninterrupted():
                 line = self._write(self.strategy.last_round, began, **figures)
-                self.arrays = arrays
+                self.arrays, self.done = arrays, server_round
+                if checkpoints and server_round < self.scenario.rounds:
+                    self._checkpoint(model, grid)
             on_line(line)
 
     def _evaluate(self, server_round: int, arrays: dict[str, NDArray[Any]]) -> dict[str, float]:

@@ -115,6 +115,9 @@ class Engine(Section):
     max_retries: Annotated[int, Field(ge=0)] = Field(
         default=2, description="a whole number of at least 0: further tries of a client whose worker died"
     )
+    checkpoint: bool = Field(
+        default=True, description="true or false: write after each round what --resume needs to go on after it"
+    )
 
 
 class Variant(Section):

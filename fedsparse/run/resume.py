@@ -1,0 +1,68 @@
+"""Find out whether a folder holds a run that can go on."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from fedsparse.errors import ConfigError, RunError
+from fedsparse.run.checkpoint import Checkpoint
+from fedsparse.run.folder import SUMMARY, RunFolder
+from fedsparse.run.summary import Summary
+from fedsparse.scenario import Scenario
+
+log = logging.getLogger(__name__)
+
+_FREE = ("engine.", "description", "seeds")  # what does not change a run's results
+
+
+def find(out: Path, scenario: Scenario, *, replace: bool) -> Checkpoint | Summary | None:
+    """Return where a run of this scenario can go on, its summary if it is complete, or None if it must begin anew.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds a run of another scenario, and that is not to be replaced.
+    RunError
+        The checkpoint is damaged.
+    """
+    folder = RunFolder(out)
+    try:
+        changed = differences(folder.scenario(), scenario)
+    except ConfigError:
+        if replace:
+            return None
+        raise
+    if changed and replace:
+        return None
+    if changed:
+        raise ConfigError(
+            f"the run in {out} cannot be resumed with other settings: {'; '.join(changed[:4])}. Resume it with its "
+            "own, or start over with --overwrite."
+        )
+    summary = folder.read_json(SUMMARY)
+    if summary is not None and summary.get("status") == "completed":
+        return Summary.from_json(summary)
+    try:
+        return Checkpoint.load(out)
+    except RunError as error:
+        if not replace:
+            raise
+        log.warning("%s", error)
+        return None
+
+
+def differences(before: Scenario, now: Scenario) -> list[str]:
+    """Say in which keys two scenarios differ that a run's results depend on."""
+    old, new = _flat(before), _flat(now)
+    return [
+        f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key) and not key.startswith(_FREE)
+    ]
+
+
+def _flat(scenario: Scenario) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in scenario.model_dump(exclude={"variant"}).items():
+        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
