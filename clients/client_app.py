@@ -20,7 +20,7 @@ from clients.training import evaluate, torch_threads, train
 from fedsparse.data import Dataset, load_dataset, partition
 from fedsparse.errors import ConfigError
 from fedsparse.models import build_model
-from fedsparse.protocol import JOB_KEY, only, views
+from fedsparse.protocol import JOB_KEY, MAX_STEPS, WORK_KEY, only, views
 
 
 @lru_cache(maxsize=4)
@@ -101,6 +101,8 @@ def _train(message: Message, context: Context) -> Message:
     settings = job.train
     if "proximal-mu" in client.config:  # FedProx tells its clients
         settings = replace(settings, proximal_mu=_number(client.config, "proximal-mu"))
+    if (work := message.content.config_records.get(WORK_KEY)) is not None:
+        settings = replace(settings, max_steps=int(_number(work, MAX_STEPS)))
     with torch_threads(job.num_threads):
         result = train(
             flat,

@@ -15,7 +15,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Local training: exactly one of `local_epochs` and `local_steps` (H).
+    """Local training: exactly one of `local_epochs` and `local_steps` (H); no more than `max_steps` in any case.
 
     Raises
     ------
@@ -33,6 +33,7 @@ class TrainSettings:
     proximal_mu: float = 0.0
     clip_norm: float | None = None
     rounds: int = 1
+    max_steps: int | None = None
 
     def __post_init__(self) -> None:
         if (self.local_epochs is None) == (self.local_steps is None):
@@ -40,7 +41,7 @@ class TrainSettings:
                 f"train needs exactly one of local_epochs and local_steps, got {self.local_epochs} and "
                 f"{self.local_steps}."
             )
-        for key in ("local_epochs", "local_steps", "batch_size", "rounds"):
+        for key in ("local_epochs", "local_steps", "batch_size", "rounds", "max_steps"):
             if getattr(self, key) is not None:
                 check_whole("train", key, getattr(self, key), 1)
         check_number("train", "lr", self.lr, 0.0, float("inf"), open_low=True)

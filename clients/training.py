@@ -30,9 +30,8 @@ def num_steps(n: int, settings: TrainSettings) -> int:
     """Return how many local steps a client with `n` examples takes in a round."""
     if n == 0:
         return 0
-    if settings.local_steps is not None:
-        return settings.local_steps
-    return (settings.local_epochs or 0) * -(-n // settings.batch_size)
+    steps = settings.local_steps or (settings.local_epochs or 0) * -(-n // settings.batch_size)
+    return steps if settings.max_steps is None else min(steps, settings.max_steps)
 
 
 def batches(n: int, settings: TrainSettings, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:

@@ -82,6 +82,25 @@ def partitions() -> Table:
     ]
 
 
+def devices() -> Table:
+    """Device profiles, and when devices are there."""
+    from fedsparse.devices import AVAILABILITY, PROFILES
+
+    lines = [
+        [
+            p.name,
+            f"{p.gflops:g}",
+            f"{p.up_mbit:g} / {p.down_mbit:g}",
+            f"{1000 * p.latency_s:g}",
+            f"{p.memory_mb:g}",
+            p.source,
+        ]
+        for p in PROFILES.values()
+    ]
+    lines += [[name, "", "", "", "", f"availability: {cls.summary}"] for name, cls in AVAILABILITY.items()]
+    return ["name", "GFLOP/s", "Mbit/s up / down", "latency ms", "MB", "source"], lines
+
+
 def schedules() -> Table:
     """Learning-rate schedules."""
     from clients.schedules import SCHEDULES
@@ -124,6 +143,7 @@ LISTS: dict[str, Callable[[], Table]] = {
     "operators": operators,
     "datasets": datasets,
     "partitions": partitions,
+    "devices": devices,
     "models": models,
     "strategies": strategies,
     "schedules": schedules,

@@ -22,6 +22,7 @@ from fedsparse.errors import PayloadError
 
 KEY = "fedsparse"
 JOB_KEY = "job"
+WORK_KEY, MAX_STEPS = "fedsparse.work", "max-steps"  # a record of the train message: local steps at most
 FRAME_STYPE, EXACT_STYPE = "fedsparse.v1", "fedsparse.exact.v1"
 FRAME_NAME, EXACT_NAME = "frame", "exact"
 PROTOCOL = 2  # 2: momentum

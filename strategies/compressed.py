@@ -21,6 +21,8 @@ from fedsparse.compression.layout import DEFAULT_EXACT, Layout
 from fedsparse.errors import AllClientsFailed, ConfigError, PayloadError, unknown_name
 from fedsparse.protocol import (
     KEY,
+    MAX_STEPS,
+    WORK_KEY,
     Directive,
     Receipt,
     from_record,
@@ -35,6 +37,7 @@ from fedsparse.protocol import (
 from strategies.accounting import describe, divergence_warning
 from strategies.aggregation import Mean, Update, averages, like, reply_content, to_record
 from strategies.cohort import Clients, CohortGrid, choose, client_order, sample_size, takes_everyone
+from strategies.conditions import Conditions, Turn
 from strategies.policies import Plan, make_policy
 from strategies.report import RoundReport
 
@@ -53,6 +56,7 @@ class _Asked:
     update_id: int
     compressor: Compressor
     message: Message
+    down_bytes: int
 
 
 @dataclass
@@ -103,6 +107,8 @@ class CompressedStrategy(Strategy):
     momentum_correction : float
         Momentum that clients apply to their updates before sparsification (DGC, Lin et al. 2018, Section 3.2); from 0,
         which is none, up to 1. Needs error memory.
+    conditions : Conditions, optional
+        Simulated devices on a virtual clock: who is there, and whose update comes too late to be accepted.
     wait_timeout : float
         Seconds to wait for clients.
 
@@ -129,6 +135,7 @@ class CompressedStrategy(Strategy):
         rounds: int | None = None,
         step_size: Callable[[int], float] = _constant_step_size,
         momentum_correction: float = 0.0,
+        conditions: Conditions | None = None,
         wait_timeout: float = 600.0,
     ) -> None:
         if not isinstance(inner, Strategy):
@@ -149,7 +156,7 @@ class CompressedStrategy(Strategy):
         if momentum_correction and not error_memory:
             raise ConfigError("momentum_correction needs error_memory: without it, masked momentum would be lost.")
         self.rounds, self.step_size, self.momentum_correction = rounds, step_size, float(momentum_correction)
-        self.exact, self.frozen = tuple(exact), tuple(frozen)
+        self.exact, self.frozen, self.conditions = tuple(exact), tuple(frozen), conditions
         self.run, self.wait_timeout = run or uuid4().hex, wait_timeout
         self.last_round: RoundReport | None = None
         self._refuse_unsafe()
@@ -193,8 +200,11 @@ class CompressedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Choose the cohort and add each client's directive to the inner strategy's messages."""
         online = self._online(grid, server_round)
-        size = self.clients_per_round or sample_size(self.inner, "train", len(online))
-        cohort = choose(online, size, self.seed, "cohort", server_round) if size else []
+        there = self.conditions.present(list(online), server_round) if self.conditions else list(online)
+        size = self.clients_per_round or sample_size(self.inner, "train", len(there))
+        if self.conditions:
+            size = self.conditions.cohort_size(size)
+        cohort = choose(there, size, self.seed, "cohort", server_round) if size else []
         report = RoundReport(server_round, cohort=cohort)
         base = views(arrays)
         layout = Layout.of(base, self.exact, self.frozen)
@@ -212,8 +222,11 @@ class CompressedStrategy(Strategy):
             compressor = self.policy.compressor(client)
             directive = self._directive(client, server_round, compressor)
             message.content = RecordDict({**message.content, KEY: directive})
-            report.downlink_bytes += _payload_bytes(message.content)
-            asked[message.metadata.dst_node_id] = _Asked(client, server_round, compressor, message)
+            down_bytes = _payload_bytes(message.content)
+            report.downlink_bytes += down_bytes
+            if self.conditions and (steps := self.conditions.steps(client, down_bytes)) is not None:
+                message.content[WORK_KEY] = ConfigRecord({MAX_STEPS: steps})
+            asked[message.metadata.dst_node_id] = _Asked(client, server_round, compressor, message, down_bytes)
         self._round = _Round(base, layout, asked, report)
         return messages
 
@@ -260,6 +273,8 @@ class CompressedStrategy(Strategy):
         if not state.asked:
             return None, None
         received = self._sort(state, replies)
+        if self.conditions:
+            self._judge(self.conditions, state, received)
         sparse = averages(self.inner)
         mean, updates, dense = Mean(state.layout), [], []
         for node in state.asked:
@@ -300,12 +315,28 @@ class CompressedStrategy(Strategy):
                 log.warning("round %d: ignored a second or unasked reply of node %d", state.report.server_round, node)
         return received
 
+    def _judge(self, conditions: Conditions, state: _Round, received: dict[int, Message]) -> None:
+        """Let the round's virtual time pass; take out the replies that come too late, or never."""
+        report = state.report
+        turns = [
+            Turn(state.asked[node].client, state.asked[node].down_bytes, _payload_bytes(reply.content), _steps(reply))
+            for node, reply in sorted(received.items(), key=lambda item: client_order(state.asked[item[0]].client))
+            if reply.has_content()
+        ]
+        verdict = conditions.finish(report.server_round, turns)
+        report.virtual_s, report.virtual_round_s = conditions.now, verdict.seconds
+        report.failed |= {**verdict.late, **verdict.dropped}
+        for node in [node for node in received if state.asked[node].client in report.failed]:
+            reply = received.pop(node)
+            if state.asked[node].client in verdict.late:
+                report.uplink_bytes += _payload_bytes(reply.content)  # it was sent all the same
+
     def _open(self, state: _Round, node: int, reply: Message | None) -> Update | None:
         """Decode one reply; what is wrong with it goes into the report."""
         asked, report = state.asked[node], state.report
         client = asked.client
         if reply is None:
-            report.failed[client] = "no reply in time"
+            report.failed.setdefault(client, "no reply in time")
         elif reply.has_error():
             report.failed[client] = f"error {reply.error.code}: {_last_line(reply.error.reason or '')}"
         else:
@@ -397,6 +428,7 @@ class CompressedStrategy(Strategy):
             "total_error": self._total_error,
             "compressor": self.policy.spec,
             "policy": self.policy.state_dict(),
+            "conditions": self.conditions.state_dict() if self.conditions else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -413,12 +445,20 @@ class CompressedStrategy(Strategy):
         self._accepted = {str(client): int(update_id) for client, update_id in state["accepted"].items()}
         self._total_error = float(state["total_error"])
         self.policy.load_state_dict(state["policy"])
+        if self.conditions and state.get("conditions"):
+            self.conditions.load_state_dict(state["conditions"])
 
 
 def _last_line(reason: str) -> str:
     """Return what a reason says in the end: Flower's engine gives Ray's whole coloured traceback."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", reason)
     return next((line.strip() for line in reversed(plain.splitlines()) if line.strip()), "no reason given")
+
+
+def _steps(reply: Message) -> float:
+    """Return the local steps that an app says it took; none where it does not say, so no time either."""
+    steps = [record.get("local-steps") for record in reply.content.metric_records.values()]
+    return max((float(n) for n in steps if isinstance(n, int | float) and 0 <= n < 1e9), default=0.0)
 
 
 def _payload_bytes(content: RecordDict) -> int:

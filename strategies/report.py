@@ -35,6 +35,8 @@ class RoundReport:
         Sum over the rounds so far of the mean ``||e||_2^2`` (Sahu et al. 2021, eq. 7, per client).
     update_norm : float or None
         Mean ``||Delta||_2`` before compression.
+    virtual_s, virtual_round_s : float or None
+        The virtual clock when the round ended, and what the round took, with simulated devices.
     memory_resets, restored : int
         Clients whose damaged memory restarted from zero; clients that took back an update that was not accepted.
     """
@@ -58,6 +60,8 @@ class RoundReport:
     residual_norm_max: float | None = None
     total_error: float | None = None
     update_norm: float | None = None
+    virtual_s: float | None = None
+    virtual_round_s: float | None = None
     memory_resets: int = 0
     restored: int = 0
 

@@ -18,13 +18,14 @@ from fedsparse.run.signals import uninterrupted
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario
 from fedsparse.scenario.checks import build_inner
+from fedsparse.scenario.fleet import make_conditions
 from strategies import CompressedStrategy, RoundReport
 from strategies.inner_state import capture, forgotten, restore
 
 log = logging.getLogger(__name__)
 
 # Keys of every line that this loop may not know, or not in every round.
-_UNKNOWN: dict[str, Any] = {"virtual_s": None, "eval_loss": None, "eval_accuracy": None, "objective": None}
+_UNKNOWN: dict[str, Any] = {"eval_loss": None, "eval_accuracy": None, "objective": None}
 
 
 def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrategy:
@@ -44,6 +45,7 @@ def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrateg
         frozen=task.frozen,
         run=run,
         rounds=scenario.rounds,
+        conditions=make_conditions(scenario, task.flop_per_step) if scenario.devices.mix else None,
         step_size=lambda server_round: schedule.multiplier(server_round, scenario.rounds, 0, steps),
     )
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedsparse.errors import ConfigError
 from fedsparse.scenario import Scenario
+from fedsparse.scenario.fleet import check_device_memory
 from fedsparse.scenario.problems import about
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Task:
             self.model = model.to(self.device)
             self._try()
         self._scenario = scenario
+        check_device_memory(scenario, sum(p.numel() for p in self.model.parameters()))
         self.arrays: dict[str, NDArray[Any]] = model_arrays(self.model)
         self.frozen = frozen_names(self.model)
 
@@ -111,6 +113,22 @@ class Task:
             return train.local_steps
         mean = sum(part.size for part in self.parts) / len(self.parts)
         return max(1, (train.local_epochs or 1) * ceil(mean / train.batch_size))
+
+    @property
+    def flop_per_step(self) -> float:
+        """Floating-point operations of one local step: torch counts the forward pass, the backward pass takes twice it.
+
+        What torch does not count (activations, norms) takes little of the time where convolutions and products are.
+        """
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
+        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+        inputs = torch.zeros((1, *self.dataset.input_shape), dtype=dtype, device=self.device)
+        self.model.eval()
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            self.model(inputs)
+        return 3.0 * float(counter.get_total_flops()) * self._scenario.train.batch_size
 
     def division(self) -> dict[str, Any]:
         """Return how many examples of each class each client has."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsparse.errors import ConfigError, unknown_name
+from fedsparse.scenario.fleet import check_devices
 from fedsparse.scenario.problems import about
 from fedsparse.scenario.schema import Scenario
 
@@ -34,6 +35,7 @@ def validate_deep(scenario: Scenario) -> None:
     with about(f"model.name = {scenario.model.name!r}"):
         check_model(scenario.model.name)
     check_device(scenario)
+    check_devices(scenario)
 
 
 def check_data_dir(scenario: Scenario) -> None:

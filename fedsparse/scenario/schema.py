@@ -78,6 +78,36 @@ class Compression(Section):
     )
 
 
+class Devices(Section):
+    """Simulated devices on a virtual clock; without a mix there is none."""
+
+    mix: Text | dict[str, Positive] | None = Field(
+        default=None, description='a device profile such as "phone-4g", or a table of profiles and their shares'
+    )
+    profile: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="tables [devices.profile.NAME] with gflops, up_mbit, down_mbit, ..., or like = a profile",
+    )
+    compute_sigma: float = Field(default=0.0, ge=0, le=3, description="a number from 0 to 3: spread of log speeds")
+    network_sigma: float = Field(default=0.0, ge=0, le=3, description="a number from 0 to 3: spread of log bandwidths")
+    availability: Text = Field(
+        default="always", description='when clients are there, such as "probability(p=0.8)" or "periodic(on=0.33)"'
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="a number from 0 up to, not including, 1")
+    deadline: Positive | None = Field(
+        default=None, description="virtual seconds above 0: what is not there by then is not accepted"
+    )
+    over_select: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="a number of at least 0: the fraction of clients asked beyond those wanted",
+    )
+    partial_work: bool = Field(
+        default=False, description="true or false: slow devices take as many steps as they can before the deadline"
+    )
+
+
 class Evaluation(Section):
     """What is measured of the global model, and when."""
 
@@ -148,6 +178,7 @@ class Scenario(Section):
     train: Train = Field(description="a table")
     strategy: Strategy = Field(default=Strategy(), description="a table")
     compression: Compression = Field(default=Compression(), description="a table")
+    devices: Devices = Field(default=Devices(), description="a table")
     evaluation: Evaluation = Field(default=Evaluation(), description="a table")
     engine: Engine = Field(default=Engine(), description="a table")
     variant: tuple[Variant, ...] = Field(default=(), description="tables [[variant]], each with a name", strict=False)

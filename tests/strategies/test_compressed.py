@@ -11,11 +11,12 @@ from flwr.serverapp import strategy as flower
 from clients import CompressionMod
 from fedsparse.compression import Compressor, MemoryStore, decode, encode
 from fedsparse.compression.layout import Layout
+from fedsparse.devices import Device, Fleet
 from fedsparse.engine import InlineGrid
 from fedsparse.errors import AllClientsFailed, ConfigError
 from fedsparse.protocol import FRAME_NAME, KEY, views
 from fedsparse.seeding import entropy, generator
-from strategies import CompressedStrategy
+from strategies import CompressedStrategy, Conditions
 
 N, ROUNDS = 8, 3
 MODEL = {
@@ -185,10 +186,17 @@ class FaultyGrid(InlineGrid):
         return out
 
 
+def harsh() -> Conditions:
+    """Devices of which some are too slow for the deadline, some go away, and more are asked than wanted."""
+    fleet = Fleet({Device("pi", 1.0, 0.01, 1.0): 1.0}, N, 0, 1e6, network_sigma=1.0, dropout=0.2)
+    return Conditions(fleet, deadline=0.15, over_select=0.3)
+
+
+@pytest.mark.parametrize("conditions", [None, harsh], ids=["-", "harsh"])
 @pytest.mark.parametrize(
     "spec", ["topk(density=0.1)", "hard_threshold(lam=0.2)|sign", "randk(density=0.2)|qsgd(levels=2)"]
 )
-def test_faults_lose_no_update_mass(tmp_path, spec):
+def test_faults_lose_no_update_mass(tmp_path, spec, conditions):
     """Accepted C(p) + residuals + pending not accepted == all updates, through the real mod and strategy."""
     accepted_mass, layout, deltas = np.zeros(Layout.of(MODEL).d), Layout.of(MODEL), {}
 
@@ -197,6 +205,12 @@ def test_faults_lose_no_update_mass(tmp_path, spec):
             for update in updates:
                 update.compressed.add_to(accepted_mass)
             super()._account(state, updates)
+
+        def aggregate_train(self, server_round, replies):
+            try:
+                return super().aggregate_train(server_round, replies)
+            except AllClientsFailed:
+                return None, None
 
     app = ClientApp(mods=[CompressionMod(tmp_path)])
 
@@ -210,8 +224,10 @@ def test_faults_lose_no_update_mass(tmp_path, spec):
         deltas[client, server_round] = layout.difference(new, base)
         return reply(message, new, client)
 
-    strategy = Spy(INNER["FedAvg"](), spec, clients_per_round=6)
+    asked = {"conditions": conditions(), "clients_per_round": 4} if conditions else {"clients_per_round": 6}
+    strategy = Spy(INNER["FedAvg"](), spec, **asked)
     run(strategy, app, rounds=15, grid_type=FaultyGrid)
+    assert accepted_mass.any()
     store, left = MemoryStore(tmp_path, strategy.run), np.zeros(layout.d)
     for client in store.clients():
         residual, pending = store.read(client, layout.d)

@@ -1,0 +1,164 @@
+"""Rounds on a virtual clock: who is asked, who is late, how long it takes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsparse.devices import Device, Fleet, make_availability
+from fedsparse.errors import ConfigError, RunError
+from fedsparse.run import RunFolder, run_scenario
+from fedsparse.scenario import apply_overrides, from_toml
+from strategies import Conditions
+from strategies.conditions import Turn
+
+# One byte up takes one second; nothing else takes any.
+UNIT = Device("unit", 1.0, 8e-6, 1e9)
+
+
+def conditions(n: int = 10, *, dropout: float = 0.0, availability: str = "always", **settings) -> Conditions:
+    fleet = Fleet({UNIT: 1.0}, n, 0, 0.0, availability=make_availability(availability), dropout=dropout)
+    return Conditions(fleet, **settings)
+
+
+def turns(*up_bytes: int) -> list[Turn]:
+    return [Turn(str(client), 0, count, 0.0) for client, count in enumerate(up_bytes)]
+
+
+def test_the_server_waits_for_the_slowest():
+    clock = conditions()
+    verdict = clock.finish(1, turns(3, 9, 5))
+    assert (verdict.seconds, clock.now, verdict.late) == (pytest.approx(9), pytest.approx(9), {})
+    clock.finish(2, turns(1))
+    assert clock.now == pytest.approx(10)
+
+
+def test_a_deadline_ends_the_round_and_what_is_late_does_not_count():
+    clock = conditions(deadline=6.0)
+    verdict = clock.finish(1, turns(3, 9, 5))
+    assert verdict.seconds == 6.0
+    assert verdict.late == {"1": "late: 9 s, the round ended after 6 s"}
+    assert clock.finish(2, turns(3, 2)).seconds == pytest.approx(3)  # nobody waits where all are there
+
+
+def test_over_selection_takes_the_first():
+    clock = conditions(over_select=0.5)
+    assert clock.cohort_size(4) == 6
+    verdict = clock.finish(1, turns(6, 1, 5, 2, 4, 3))
+    assert verdict.seconds == pytest.approx(4)
+    assert set(verdict.late) == {"0", "2"}
+    assert clock.finish(2, turns(9, 2)).late == {}  # fewer than wanted: all count
+
+
+@given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 12), st.none() | st.integers(1, 60), st.booleans())
+def test_every_update_counts_or_is_named(up_bytes, wanted, deadline, over):
+    clock = conditions(20, dropout=0.3, deadline=deadline, over_select=0.5 if over else 0.0)
+    clock.cohort_size(wanted)
+    verdict = clock.finish(1, turns(*up_bytes))
+    assert not set(verdict.late) & set(verdict.dropped)
+    counted = [m for m in verdict.members if m.client not in verdict.late and m.client not in verdict.dropped]
+    assert all(member.seconds <= verdict.seconds + 1e-9 for member in counted)
+    assert deadline is None or verdict.seconds <= deadline
+    assert not over or len(counted) <= wanted
+    assert clock.now == verdict.seconds
+
+
+def test_slow_devices_do_what_they_can():
+    slow, fast = Device("slow", 1.0, 8e-6, 1e9), Device("fast", 100.0, 8e-6, 1e9)
+    fleet = Fleet({slow: 1.0, fast: 1.0}, 2, 0, 1e9)
+    clock = Conditions(fleet, deadline=30.0, partial_work=True)
+    clock.finish(0, turns(10, 10))
+    by_name = {fleet.device(c).name: clock.steps(c, 0) for c in "01"}
+    assert by_name == {"slow": 20, "fast": 2000}
+    assert Conditions(fleet, deadline=30.0).steps("0", 0) is None
+    assert Conditions(fleet, deadline=1e-9, partial_work=True).steps("0", 0) == 1
+
+
+def test_the_clock_goes_on_where_nobody_is_there():
+    clock = conditions(availability="periodic(on=0.1, period=6000, spread=0)")
+    clock.now = 3000.0
+    assert len(clock.present([str(c) for c in range(10)], 1)) == 10
+    assert clock.now == 6000.0
+    with pytest.raises(RunError, match="virtual days"):
+        conditions(availability="probability(p=1e-9)").present(["0"], 1)
+
+
+def test_partial_work_needs_a_deadline():
+    with pytest.raises(ConfigError, match=r"needs devices\.deadline"):
+        conditions(partial_work=True)
+
+
+SCENARIO = """
+name = "field"
+rounds = 4
+[data]
+dataset = "digits"
+num_clients = 8
+[model]
+name = "mlp(hidden=16)"
+[train]
+lr = 0.2
+local_steps = 6
+clients_per_round = 4
+[compression]
+uplink = "topk(density=0.05)"
+[engine]
+name = "inline"
+[devices]
+mix = {raspberry-pi-4 = 1, mine = 3}
+compute_sigma = 0.5
+network_sigma = 1.0
+availability = "probability(p=0.9)"
+dropout = 0.1
+over_select = 0.5
+[devices.profile.mine]
+like = "phone-4g"
+up_mbit = 0.01
+"""
+
+
+def test_the_same_clock_on_every_engine(tmp_path):
+    """Virtual time follows from bytes, steps and seeds, never from the machine that simulates."""
+    clocks = {}
+    for engine in ("inline", "ray"):
+        run_scenario(from_toml(SCENARIO), tmp_path / engine, engine=engine)
+        clocks[engine] = [
+            {key: line[key] for key in ("virtual_s", "virtual_round_s", "cohort", "accepted", "failed", "uplink_bytes")}
+            for line in RunFolder(tmp_path / engine).rounds()
+        ]
+    assert clocks["inline"] == clocks["ray"]
+    assert any(line["failed"] for line in clocks["inline"])
+    times = [line["virtual_s"] for line in clocks["inline"]]
+    assert times == sorted(times)
+    assert times[0] > 0
+
+
+def test_partial_work_reaches_the_clients(tmp_path):
+    """2,368 operations forward, twice that backward, 32 examples: 2.3 s a step on a device of 1e-4 GFLOP/s."""
+    slow = ["devices.mix=slow", 'devices.profile={slow={like="datacenter", gflops=1e-4}}', "devices.deadline=8"]
+    plain = ["devices.dropout=0", "devices.availability=always", "devices.compute_sigma=0", "devices.over_select=0"]
+    scenario = apply_overrides(from_toml(SCENARIO), [*slow, *plain])
+    with pytest.raises(RunError, match="late"):
+        run_scenario(scenario, tmp_path / "late")
+    summary = run_scenario(apply_overrides(scenario, ["devices.partial_work=true"]), tmp_path / "partial")
+    lines = RunFolder(tmp_path / "partial").rounds()
+    assert summary.status == "completed"
+    assert all(not line["failed"] for line in lines)
+    assert [line["virtual_round_s"] for line in lines] == pytest.approx(4 * [3 * 2.273], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["devices.mix=phone"], "phone-4g"),
+        (["devices.profile={mine={gflops=1.0}}"], "lacks up_mbit"),
+        (["devices.partial_work=true"], "needs devices.deadline"),
+        (["devices.availability=probability(p=0)"], "probability"),
+        (['devices.profile={mine={like="phone-4g", memory_mb=0.01}}'], "the model needs at least"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        run_scenario(apply_overrides(from_toml(SCENARIO), overrides), tmp_path / "out")
+    without = SCENARIO.replace("mix = {raspberry-pi-4 = 1, mine = 3}\n", "")
+    with pytest.raises(ConfigError, match=r"devices\.\w+ needs devices\.mix"):
+        run_scenario(from_toml(without), tmp_path / "out")
