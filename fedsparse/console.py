@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsparse.compare.conduct import RunBegins, RunEnds
 from fedsparse.compare.results import Comparison
-from fedsparse.compare.table import digits
+from fedsparse.compare.table import digits, duration
 from fedsparse.run import RoundDone, Started
 
 PLAIN_EVERY_S = 15.0
@@ -90,7 +90,8 @@ class Watch:
         if line["eval_accuracy"] is not None:
             self._known = f"accuracy {100 * line['eval_accuracy']:.1f} %"
         self._accuracy = f"{self._known}, uplink {digits(self._spent / 1e6)} MB{_budget(line)}"
-        failed = f"  {len(line['failed'])} failed" if line["failed"] else ""
+        clock = f"  {duration(line['virtual_s'])} on the devices" if line.get("virtual_s") is not None else ""
+        failed = clock + (f"  {len(line['failed'])} {'lost' if clock else 'failed'}" if line["failed"] else "")
         text = f"round {line['round']}/{event.scenario.rounds}  {self._accuracy.replace(', ', '  ')}{failed}"
         self._show(text)
         last = line["round"] == event.scenario.rounds and not self._label

@@ -47,6 +47,7 @@ SETTINGS = [
     ["compression.uplink=accordion(topk(density=0.01), high=0.1)", "compression.momentum_correction=0.9"],
     ["strategy.name=FedAdam", "strategy.options.eta=0.05", "compression.uplink=hard_threshold(lam=0.02)"],
     ["strategy.name=FedAvgM", "strategy.options.server_momentum=0.9", "evaluation.iterate_average=uniform"],
+    ["devices.mix=phone-4g", "devices.dropout=0.2", "devices.over_select=0.5", "devices.network_sigma=1.0"],
     ["strategy.name=Krum", "model.name=cnn", "data.num_clients=5", "rounds=3"],
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedsparse.compare.statistics import Interval, interval, paired
 from fedsparse.errors import ConfigError
 from fedsparse.run.folder import PARTITION, ROUNDS, SUMMARY, RunFolder, is_ours
-from fedsparse.run.summary import Rounds, Summary, first_reaching
+from fedsparse.run.summary import Rounds, Summary, first_reaching, virtual_time_to
 from fedsparse.scenario import Scenario, expand
 
 POINT = 0.01
@@ -79,6 +79,12 @@ class Variant:
         """Return round and uplink bytes at which each completed run first reached the target."""
         return [first_reaching(run.lines, target) for run in self.done]
 
+    def virtual_time_to(self, target: float | None) -> float | None:
+        """Return the mean virtual seconds to the target, where every completed run has a clock and reached it."""
+        times = [virtual_time_to(run.lines, target) for run in self.done]
+        known = [time for time in times if time is not None]
+        return sum(known) / len(known) if known and len(known) == len(times) else None
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -116,6 +122,11 @@ class Comparison:
             return self.scenario.target_accuracy
         mean = self.first.accuracy
         return mean.mean - POINT if mean is not None and mean.mean > POINT else None
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether any run has a virtual clock."""
+        return any(variant.mean("virtual_s") is not None for variant in self.variants)
 
     @property
     def shows_target(self) -> bool:
@@ -179,6 +190,8 @@ class Comparison:
             "rounds_to_target": [entry[0] if entry else None for entry in reached],
             "uplink_bytes_to_target": [entry[1] if entry else None for entry in reached],
             "uplink_savings_to_target": self.savings(variant),
+            "virtual_s": variant.mean("virtual_s"),
+            "virtual_s_to_target": variant.virtual_time_to(self.target),
         }
 
 

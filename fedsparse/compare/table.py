@@ -17,6 +17,8 @@ def header(comparison: Comparison) -> list[str]:
     columns += ["uplink MB", "downlink MB", "compression"]
     if comparison.shows_target and comparison.target is not None:
         columns += [f"uplink MB to {100 * comparison.target:.1f} %", "rounds to it"]
+    if comparison.has_clock:
+        columns += ["virtual time"] + (["time to it"] if comparison.shows_target else [])
     return columns
 
 
@@ -33,6 +35,10 @@ def _row(comparison: Comparison, variant: Variant) -> list[str]:
     cells.append(times(variant.compression_ratio))
     if comparison.shows_target:
         cells += to_target(comparison, variant)
+    if comparison.has_clock:
+        cells.append(duration(variant.mean("virtual_s")))
+        if comparison.shows_target:
+            cells.append(duration(variant.virtual_time_to(comparison.target)))
     missing = len(comparison.seeds) - len(variant.done)
     if missing:
         cells[0] += f" ({missing} of {len(comparison.seeds)} runs missing or failed)"
@@ -73,6 +79,16 @@ def points(value: Interval | None) -> str:
 def megabytes(value: float | None) -> str:
     """Write bytes in MB (10^6 bytes), three digits."""
     return "-" if value is None else digits(value / MB)
+
+
+def duration(seconds: float | None) -> str:
+    """Write virtual seconds in the unit that fits."""
+    if seconds is None:
+        return "-"
+    for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{digits(seconds / unit)} {name}"
+    return f"{digits(seconds)} s"
 
 
 def times(value: float | None) -> str:

@@ -38,6 +38,24 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
     return _with_target(figure, comparison)
 
 
+def accuracy_by_time(comparison: Comparison) -> Figure | None:
+    """Test accuracy against the virtual clock of simulated devices."""
+    if not comparison.has_clock:
+        return None
+    longest = max(variant.mean("virtual_s") or 0.0 for variant in comparison.variants)
+    unit, name = next(
+        (u, n) for u, n in ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds")) if longest >= 2 * u or u == 1
+    )
+    clocked = [variant for variant in comparison.variants if variant.mean("virtual_s") is not None]
+
+    def clock(run: Run) -> list[float]:
+        return [(line["virtual_s"] or 0.0) / unit for line in run.lines]
+
+    figure = curves(comparison, lambda line: _percent(line["eval_accuracy"]), x=clock, only=clocked)
+    figure["layout"] |= axes(f"virtual time, {name}", "test accuracy, %")
+    return _with_target(figure, comparison)
+
+
 def density_by_round(comparison: Comparison) -> Figure:
     """Mean fraction of the coordinates that a client sent."""
     figure = curves(comparison, lambda line: _percent(line["density"]), x=round_numbers)

@@ -112,7 +112,8 @@ def _troubles(comparison: Comparison) -> list[str]:
     lost = sum(run.summary.client_failures for _, run in runs)
     if lost:
         asked = sum(len(line["cohort"]) for _, run in runs for line in run.lines)
-        sentences.append(f"{lost} of {asked} client-rounds failed; rounds.jsonl names each with its reason.")
+        what = "did not count (late, dropped out or failed)" if comparison.has_clock else "failed"
+        sentences.append(f"{lost} of {asked} client-rounds {what}; rounds.jsonl names each with its reason.")
     return sentences
 
 

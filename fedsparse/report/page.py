@@ -83,6 +83,7 @@ def _figures(comparison: Comparison) -> dict[str, figures.Figure | None]:
     return {
         "accuracy-bytes": figures.accuracy_by_bytes(comparison),
         "accuracy-rounds": figures.accuracy_by_round(comparison),
+        "accuracy-time": figures.accuracy_by_time(comparison),
         "density": figures.density_by_round(comparison),
         "residual": figures.residual_by_round(comparison),
         "total-error": figures.total_error_by_round(comparison),
@@ -104,6 +105,7 @@ def _sections(comparison: Comparison, plots: set[str]) -> list[str]:
             plot("accuracy-bytes", f"Farther left is cheaper, higher is better. {means}"),
             "<h2>Accuracy against rounds</h2>",
             plot("accuracy-rounds", "What compression costs in rounds, bytes left aside."),
+            *(_time() if "accuracy-time" in plots else ()),
             "<h2>Inside the compression</h2>",
             '<div class="pair">',
             *[plot(name, caption, low=True) for name, caption in _INSIDE.items() if name in plots],
@@ -112,6 +114,14 @@ def _sections(comparison: Comparison, plots: set[str]) -> list[str]:
     if "labels" in plots:
         parts += ["<h2>Who has which classes</h2>", plot("labels", _division_caption(comparison), low=True)]
     return [*parts, _how_counted(comparison), _runs(comparison), _provenance(comparison)]
+
+
+def _time() -> list[str]:
+    caption = (
+        "What the scenario's devices would have needed: computing at their speed, messages at their real length over "
+        "their bandwidth."
+    )
+    return ["<h2>Accuracy against time on the devices</h2>", plot("accuracy-time", caption)]
 
 
 def _heading(comparison: Comparison) -> str:

@@ -37,8 +37,10 @@ class Summary:
         What the papers' formulas would count for the same updates.
     target_accuracy : float
         Of the scenario; `rounds_to_target` and `uplink_bytes_to_target` up to the first round that reached it.
+    virtual_s, virtual_s_to_target : float
+        With simulated devices: the virtual clock at the end, and when the target was first reached.
     client_failures : int
-        Failed client-rounds.
+        Failed client-rounds, late ones and those that dropped out included.
     """
 
     name: str
@@ -65,6 +67,8 @@ class Summary:
     target_accuracy: float | None = None
     rounds_to_target: int | None = None
     uplink_bytes_to_target: int | None = None
+    virtual_s: float | None = None
+    virtual_s_to_target: float | None = None
     client_failures: int = 0
     wall_s: float | None = None
     started: str | None = None
@@ -124,6 +128,8 @@ def summarise(scenario: Scenario, lines: Rounds, status: str, **facts: Any) -> S
         target_accuracy=scenario.target_accuracy,
         rounds_to_target=reached[0] if reached else None,
         uplink_bytes_to_target=reached[1] if reached else None,
+        virtual_s=lines[-1].get("virtual_s") if lines else None,
+        virtual_s_to_target=virtual_time_to(lines, scenario.target_accuracy),
         client_failures=sum(len(line["failed"]) for line in lines),
         **facts,
     )
@@ -138,6 +144,13 @@ def first_reaching(lines: Rounds, accuracy: float | None) -> tuple[int, int] | N
         if accuracy is not None and reached is not None and reached >= accuracy:
             return line["round"], spent
     return None
+
+
+def virtual_time_to(lines: Rounds, accuracy: float | None) -> float | None:
+    """Return the virtual clock after the first round whose test accuracy is at least `accuracy`."""
+    reached = first_reaching(lines, accuracy)
+    line = next((line for line in lines if reached and line["round"] == reached[0]), None)
+    return None if line is None else line.get("virtual_s")
 
 
 def _total(lines: Rounds, key: str) -> float:
