@@ -237,7 +237,9 @@ class CompressedStrategy(Strategy):
 
     def _plan(self, server_round: int, layout: Layout, cohort: list[str], online: int) -> Plan:
         exact = sum(entry.dtype.itemsize * prod(entry.shape) for entry in layout.exact)
-        return Plan(server_round, self.rounds, layout.d, cohort, online, exact, self.step_size)
+        conditions, model = self.conditions, layout.dense_bytes
+        pace = (lambda client: conditions.pace(client, model)) if conditions else None
+        return Plan(server_round, self.rounds, layout.d, cohort, online, exact, self.step_size, pace)
 
     def _directive(self, client: str, server_round: int, compressor: Compressor) -> ConfigRecord:
         return directive_record(

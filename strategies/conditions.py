@@ -59,6 +59,8 @@ class Conditions:
     over_select : float
         Ask for that fraction more clients than wanted, and end the round with the first wanted number of updates
         (Bonawitz et al. 2019, Section 2.2, use 0.3).
+    typical_steps : float
+        Local steps that a client usually takes, for plans.
     partial_work : bool
         Give slow devices as many local steps as they can do before the deadline.
 
@@ -69,7 +71,13 @@ class Conditions:
     """
 
     def __init__(
-        self, fleet: Fleet, *, deadline: float | None = None, over_select: float = 0.0, partial_work: bool = False
+        self,
+        fleet: Fleet,
+        *,
+        deadline: float | None = None,
+        over_select: float = 0.0,
+        partial_work: bool = False,
+        typical_steps: float = 1.0,
     ) -> None:
         if deadline is not None:
             check_number("devices", "deadline", deadline, 0.0, float("inf"), open_low=True)
@@ -77,7 +85,7 @@ class Conditions:
         if partial_work and deadline is None:
             raise ConfigError("devices.partial_work needs devices.deadline: it says until when the work must be done.")
         self.fleet, self.deadline, self.over_select, self.partial_work = fleet, deadline, over_select, partial_work
-        self.now = 0.0
+        self.typical_steps, self.now = typical_steps, 0.0
         self._wanted: int | None = None
         self._up_bytes: dict[str, int] = {}
 
@@ -118,6 +126,12 @@ class Conditions:
         device = self.fleet.device(client)
         left = self.deadline - device.download_seconds(down_bytes) - device.upload_seconds(up_bytes)
         return max(1, int(left / device.compute_seconds(self.fleet.flop_per_step)))
+
+    def pace(self, client: str, down_bytes: int) -> tuple[float, float]:
+        """Return the seconds until a client begins to send, and the bytes a second that it sends then."""
+        device = self.fleet.device(client)
+        compute = device.compute_seconds(self.typical_steps * self.fleet.flop_per_step)
+        return device.download_seconds(down_bytes) + compute + device.latency_s, device.up_mbit * 1e6 / 8
 
     def finish(self, server_round: int, turns: Sequence[Turn]) -> Verdict:
         """Let the round's time pass, and say whose update does not count."""

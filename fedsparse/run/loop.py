@@ -45,7 +45,7 @@ def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrateg
         frozen=task.frozen,
         run=run,
         rounds=scenario.rounds,
-        conditions=make_conditions(scenario, task.flop_per_step) if scenario.devices.mix else None,
+        conditions=make_conditions(scenario, task.flop_per_step, steps) if scenario.devices.mix else None,
         step_size=lambda server_round: schedule.multiplier(server_round, scenario.rounds, 0, steps),
     )
 

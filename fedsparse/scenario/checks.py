@@ -53,7 +53,9 @@ def check_specs(scenario: Scenario) -> None:
     from strategies.policies import make_policy
 
     with about(f"compression.uplink = {scenario.compression.uplink!r}"):
-        make_policy(scenario.compression.uplink)
+        policy = make_policy(scenario.compression.uplink)
+        if policy.needs_devices and scenario.devices.mix is None:
+            raise ConfigError(f'{policy.name} needs simulated devices: set devices.mix, such as "phone-4g".')
     with about(f"data.partition = {scenario.data.partition!r}"):
         make_partitioner(scenario.data.partition)
     with about(f"train.lr_schedule = {scenario.train.lr_schedule!r}"):

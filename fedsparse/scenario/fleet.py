@@ -44,8 +44,8 @@ def make_fleet(scenario: Scenario, flop_per_step: float) -> Fleet:
     )
 
 
-def make_conditions(scenario: Scenario, flop_per_step: float) -> "Conditions":
-    """Return a scenario's devices on a virtual clock."""
+def make_conditions(scenario: Scenario, flop_per_step: float, typical_steps: float = 1.0) -> "Conditions":
+    """Return a scenario's devices on a virtual clock; a client usually takes `typical_steps` local steps."""
     from strategies.conditions import Conditions
 
     devices = scenario.devices
@@ -54,6 +54,7 @@ def make_conditions(scenario: Scenario, flop_per_step: float) -> "Conditions":
         deadline=devices.deadline,
         over_select=devices.over_select,
         partial_work=devices.partial_work,
+        typical_steps=typical_steps,
     )
 
 

@@ -8,6 +8,7 @@ from fedsparse.compression import QUANTIZERS, SPARSIFIERS, Compressor
 from fedsparse.compression.operators.hard_threshold import HardThreshold
 from fedsparse.errors import ConfigError, unknown_name
 from fedsparse.spec import Stage, build, format_pipeline, parse_pipeline
+from strategies.policies.balanced import Balanced
 from strategies.policies.base import POLICIES, Plan, Policy, register_policy
 from strategies.policies.budget import Budget
 from strategies.policies.constant import Constant
@@ -17,6 +18,7 @@ from strategies.policies.step_aware import StepAware
 __all__ = [
     "POLICIES",
     "Accordion",
+    "Balanced",
     "Budget",
     "Constant",
     "Plan",

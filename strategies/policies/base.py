@@ -30,6 +30,9 @@ class Plan:
         Of arrays that travel exactly with each update.
     step_size : callable
         Round -> eta of that round over eta of the first; constant 1 where nobody told.
+    pace : callable, optional
+        Client -> seconds until its device begins to send, and the bytes a second that it sends then; with simulated
+        devices.
     """
 
     server_round: int
@@ -39,6 +42,7 @@ class Plan:
     num_clients: int
     exact_bytes: int = 0
     step_size: Callable[[int], float] = field(default=lambda server_round: 1.0)
+    pace: Callable[[str], tuple[float, float]] | None = None
 
 
 class Policy(ABC):
@@ -49,6 +53,7 @@ class Policy(ABC):
     """
 
     base: Compressor
+    needs_devices: ClassVar[bool] = False
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str]

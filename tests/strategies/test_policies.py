@@ -1,19 +1,25 @@
 """Policies: what the server decides from round to round, and that clients and report follow."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsparse.compression import Compressor
 from fedsparse.errors import ConfigError
 from strategies.policies import POLICIES, Budget, Constant, Plan, make_policy
+from strategies.policies.balanced import finishing_together
 from strategies.report import RoundReport
 
 EXAMPLES = [example for cls in POLICIES.values() if cls is not Budget for example in cls.examples]
 
 
 def plan(server_round: int, rounds: int | None = 100, step_size=lambda t: 1.0) -> Plan:
-    return Plan(server_round, rounds, 10_000, ["0", "1"], 10, step_size=step_size)
+    pace = {"0": (1.0, 1e2), "1": (1.0, 2e2)}.__getitem__
+    return Plan(server_round, rounds, 10_000, ["0", "1"], 10, step_size=step_size, pace=pace)
 
 
 def densities(policy, norms, step_size=lambda t: 1.0) -> list[float]:
@@ -35,6 +41,32 @@ def test_specs_round_trip_and_every_round_has_a_compressor_that_clients_can_read
         policy.begin(plan(server_round))
         compressor = policy.compressor("0")
         assert Compressor.from_spec(compressor.spec) == compressor
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(1e-3, 1e3)), min_size=1, max_size=30),
+    st.floats(1e-3, 0.5),
+    st.floats(0.01, 1.0),
+    st.floats(1.0, 100.0),
+)
+def test_balanced_densities_finish_together(paces, mean, least, most):
+    before, rate = np.array(paces).T
+    low, high = mean * least, min(1.0, mean * most)
+    shares = finishing_together(before, rate, mean, low, high)
+    assert shares.mean() == pytest.approx(mean, rel=1e-6)
+    assert np.all((shares >= low) & (shares <= high))
+    ends = (before + shares / rate)[(shares > low * (1 + 1e-9)) & (shares < high * (1 - 1e-9))]
+    assert ends.size == 0 or np.ptp(ends) <= 1e-6 * ends.max()
+
+
+def test_balanced_measures_what_a_coordinate_takes():
+    policy = make_policy("balanced(topk(density=0.01), least=0.5, most=1.5)")
+    policy.begin(plan(1))
+    slow, fast = (policy.compressor(client).sparsifier.density for client in "01")
+    assert slow + fast == pytest.approx(0.02)
+    assert slow < fast <= 0.015
+    with pytest.raises(ConfigError, match="simulated devices"):
+        policy.begin(replace(plan(1), pace=None))
 
 
 def test_a_plain_compressor_is_the_constant_policy():
@@ -97,6 +129,8 @@ def test_accordion_goes_on_after_a_restart():
         ("accordion(topk(density=0.1), high=0.01)", "below the low density"),
         ("step_aware(topk(density=0.1))", "scales a hard threshold"),
         ('step_aware(hard_threshold(lam="1/(2*sqrt(k))", k=5))', "of a given lam"),
+        ("balanced(topk(k=5))", "has none"),
+        ("balanced(topk(density=0.1), least=2)", "least"),
         ("warmip(topk(density=0.1))", "warmip"),
         ('hard_threshold(lam="1/k", k=5)', "the rule"),
         ('hard_threshold(lam="1/(2*sqrt(k))")', "exactly one of density and k"),
