@@ -116,7 +116,8 @@ class CompressionMod:
         default = os.environ.get("FEDSPARSE_MEMORY_DIR") or Path.home() / ".local/state/fedsparse/memory"
         durable = bool(context.node_config.get("durable", False)) if self.durable is None else self.durable
         on_damage = self.on_damage or ("reset" if durable else "raise")
-        return MemoryStore(Path(str(chosen or default)), directive.run, durable=durable, on_damage=on_damage)
+        folder = Path(str(chosen or default))
+        return MemoryStore(folder, directive.run, durable=durable, half=directive.half, on_damage=on_damage)
 
 
 def _check_momentum(directive: Directive) -> None:

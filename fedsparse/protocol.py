@@ -25,7 +25,7 @@ JOB_KEY = "job"
 WORK_KEY, MAX_STEPS = "fedsparse.work", "max-steps"  # a record of the train message: local steps at most
 FRAME_STYPE, EXACT_STYPE = "fedsparse.v1", "fedsparse.exact.v1"
 FRAME_NAME, EXACT_NAME = "frame", "exact"
-PROTOCOL = 2  # 2: momentum
+PROTOCOL = 3  # 2: momentum; 3: half
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Directive:
         Whether what is not sent is remembered.
     momentum : float
         Momentum correction of the client's updates, 0 for none (Lin et al. 2018, Section 3.2).
+    half : bool
+        Whether the memory is kept in half precision.
     exact, frozen : str
         Patterns and names as in `Layout.of`, one a line.
     """
@@ -61,6 +63,7 @@ class Directive:
     ack: int = -1
     memory: bool = True
     momentum: float = 0.0
+    half: bool = False
     exact: str = "\n".join(DEFAULT_EXACT)
     frozen: str = ""
     protocol: int = PROTOCOL

@@ -107,6 +107,8 @@ class CompressedStrategy(Strategy):
     momentum_correction : float
         Momentum that clients apply to their updates before sparsification (DGC, Lin et al. 2018, Section 3.2); from 0,
         which is none, up to 1. Needs error memory.
+    memory_dtype : {"float32", "float16"}
+        How clients keep their error memory; see `MemoryStore`.
     conditions : Conditions, optional
         Simulated devices on a virtual clock: who is there, and whose update comes too late to be accepted.
     wait_timeout : float
@@ -135,6 +137,7 @@ class CompressedStrategy(Strategy):
         rounds: int | None = None,
         step_size: Callable[[int], float] = _constant_step_size,
         momentum_correction: float = 0.0,
+        memory_dtype: Literal["float32", "float16"] = "float32",
         conditions: Conditions | None = None,
         wait_timeout: float = 600.0,
     ) -> None:
@@ -142,6 +145,8 @@ class CompressedStrategy(Strategy):
             raise ConfigError(f"inner must be a flwr.serverapp.strategy.Strategy, got {type(inner).__name__}.")
         if weighting not in ("num_examples", "uniform"):
             raise unknown_name("weighting", weighting, ["num_examples", "uniform"])
+        if memory_dtype not in ("float32", "float16"):
+            raise unknown_name("memory_dtype", memory_dtype, ["float32", "float16"])
         for name, value in (("clients_per_round", clients_per_round), ("num_clients", num_clients), ("rounds", rounds)):
             if value is not None:
                 check_whole("CompressedStrategy", name, value, 1)
@@ -157,6 +162,7 @@ class CompressedStrategy(Strategy):
             raise ConfigError("momentum_correction needs error_memory: without it, masked momentum would be lost.")
         self.rounds, self.step_size, self.momentum_correction = rounds, step_size, float(momentum_correction)
         self.exact, self.frozen, self.conditions = tuple(exact), tuple(frozen), conditions
+        self.memory_dtype = memory_dtype
         self.run, self.wait_timeout = run or uuid4().hex, wait_timeout
         self.last_round: RoundReport | None = None
         self._refuse_unsafe()
@@ -253,6 +259,7 @@ class CompressedStrategy(Strategy):
                 ack=self._accepted.get(client, -1),
                 memory=self.error_memory,
                 momentum=self.momentum_correction,
+                half=self.memory_dtype == "float16",
                 exact="\n".join(self.exact),
                 frozen="\n".join(self.frozen),
             )

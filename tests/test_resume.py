@@ -49,6 +49,7 @@ SETTINGS = [
     ["strategy.name=FedAvgM", "strategy.options.server_momentum=0.9", "evaluation.iterate_average=uniform"],
     ["devices.mix=phone-4g", "devices.dropout=0.2", "devices.over_select=0.5", "devices.network_sigma=1.0"],
     ["devices.mix=phone-4g", "devices.network_sigma=1.0", "compression.uplink=balanced(topk(density=0.05))"],
+    ["compression.memory_dtype=float16", "compression.momentum_correction=0.5"],
     ["strategy.name=Krum", "model.name=cnn", "data.num_clients=5", "rounds=3"],
 ]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -378,3 +379,19 @@ def test_killed_workers_change_nothing(tmp_path: Path) -> None:
     assert hit.status == quiet.status == "completed"
     assert (tmp_path / "hit/model.safetensors").read_bytes() == (tmp_path / "quiet/model.safetensors").read_bytes()
     assert all(not line["failed"] for line in RunFolder(tmp_path / "hit").rounds())
+
+
+def test_error_memories_that_do_not_fit_are_refused_before_anything_is_trained(tmp_path, monkeypatch, caplog):
+    usage = shutil.disk_usage(tmp_path)
+    scenario = tiny("compression.uplink=topk(density=0.1)", "data.num_clients=5", "train.clients_per_round=2")
+    d = run_scenario(scenario, tmp_path / "fits").num_parameters
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4 * d * 5 - 1))
+    with pytest.raises(ConfigError, match="error memories take up to"):
+        run_scenario(scenario, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    run_scenario(apply_overrides(scenario, ["compression.memory_dtype=float16"]), tmp_path / "half")
+    run_scenario(apply_overrides(scenario, ["rounds=1"]), tmp_path / "two-clients")
+    run_scenario(apply_overrides(scenario, ["compression.error_memory=false"]), tmp_path / "none")
+    monkeypatch.setattr("fedsparse.run.disk.WORTH_A_WORD", 1)
+    run_scenario(apply_overrides(scenario, ["rounds=1"]), tmp_path / "said")
+    assert "error memories take up to" in caplog.text

@@ -126,6 +126,9 @@ class MemoryStore:
         Name of the training run, which has its own folder inside.
     durable : bool
         Wait for the disk at every commit (a device that may lose power) or not (a simulation).
+    half : bool
+        Keep residuals in half precision: half the disk, and up to 2^-11 of what waits is rounded away in each turn, so
+        that update mass is conserved to that precision only.
     on_damage : {"raise", "reset"}
         What a damaged or foreign file means: an error, or a logged restart of this client's memory from zero that
         is reported in `Transaction.reset_reason`. Never silent; the bad file is kept beside as ``.damaged``.
@@ -137,11 +140,12 @@ class MemoryStore:
         run: str,
         *,
         durable: bool = False,
+        half: bool = False,
         on_damage: Literal["raise", "reset"] = "raise",
     ) -> None:
         # A folder for each run: a device takes part in one training after the other, or in two at once.
         self.directory = Path(directory) / quote(run, safe="")
-        self.run, self.durable, self.on_damage = run, durable, on_damage
+        self.run, self.durable, self.half, self.on_damage = run, durable, half, on_damage
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -263,7 +267,7 @@ class MemoryStore:
 
     def _commit(self, transaction: Transaction, pending: Pending) -> None:
         client, path = transaction._client, self.path(transaction._client)
-        parts = parts_of(Stored(self.run, client, transaction.residual, transaction.velocity, pending))
+        parts = parts_of(Stored(self.run, client, transaction.residual, transaction.velocity, pending), half=self.half)
         with self._locked(client) as handle:
             if _read_epoch(handle) != transaction._epoch:
                 raise FencedError(f"another process took over the error memory of client {client}; this one stops.")

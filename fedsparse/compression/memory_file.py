@@ -2,34 +2,36 @@
 
 Little endian::
 
-    magic "FSMEM", version u8 = 2
+    magic "FSMEM", version u8 = 3
     flags u8                        1: has a pending update, 2: has a velocity
     d, id of the pending update     u64, u64
     lengths of run and client       u16, u16
     lengths of frame and attachment u64, u64
     run, client                     UTF-8
-    residual e                      float32 x d
-    velocity u                      float32 x d, only with flag 2
+    residual e                      a vector, see `memory_vectors`
+    velocity u                      a vector, only with flag 2
     frame, attachment               bytes
     checksum                        CRC-32 of all before, with the 64-bit sums of the vectors in their place
 
-Version 1 had no velocity and a CRC-32 of the vectors themselves; it can still be read.
+Version 2 had plain float32 vectors; version 1 no velocity and a CRC-32 of the vectors themselves. Both can still be
+read.
 """
 
 import os
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedsparse.compression import memory_vectors
 from fedsparse.compression.base import Vector
 from fedsparse.errors import MemoryStoreError
 
-_MAGIC, _VERSION, _READABLE = b"FSMEM", 2, (1, 2)
+_MAGIC, _VERSION, _READABLE = b"FSMEM", 3, (1, 2, 3)
 _HEADER = struct.Struct("<5sBBQQHHQQ")
 _PENDING, _VELOCITY = 1, 2
 
@@ -99,28 +101,31 @@ def _read(path: Path, file: BinaryIO) -> Stored:
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or head[:5] != _MAGIC or head[5] not in _READABLE:
         raise MemoryStoreError(f"{path} is no error memory of this version.")
-    _, _, flags, d, update_id, n_run, n_client, n_frame, n_attachment = _HEADER.unpack(head)
-    num_vectors = 2 if flags & _VELOCITY else 1
-    expected = _HEADER.size + n_run + n_client + num_vectors * 4 * d + n_frame + n_attachment + 4
-    if os.fstat(file.fileno()).st_size != expected:
-        raise MemoryStoreError(f"{path} is damaged: it should have {expected} bytes.")
+    _, version, flags, d, update_id, n_run, n_client, n_frame, n_attachment = _HEADER.unpack(head)
     names = file.read(n_run + n_client)
-    vectors = [np.fromfile(file, dtype="<f4", count=d).astype(np.float32, copy=False) for _ in range(num_vectors)]
+    read = memory_vectors.unpack if version == _VERSION else _plain
+    try:
+        found = [read(file, d) for _ in range(2 if flags & _VELOCITY else 1)]
+    except MemoryStoreError as error:
+        raise MemoryStoreError(f"{path} is damaged: {error}") from None
+    if (expected := file.tell() + n_frame + n_attachment + 4) != os.fstat(file.fileno()).st_size:
+        raise MemoryStoreError(f"{path} is damaged: it should have {expected} bytes.")
     frame, attachment, checksum = file.read(n_frame), file.read(n_attachment), file.read(4)
-    digest: Callable[[Vector], bytes | memoryview] = _raw if head[5] == 1 else _sums
-    if _checksum(head, names, *map(digest, vectors), frame, attachment) != checksum:
+    digest = _whole if version == 1 else memory_vectors.digest
+    sums = [digest(part) for _, parts in found for part in parts]
+    if _checksum(head, names, *sums, frame, attachment) != checksum:
         raise MemoryStoreError(f"{path} is damaged: the checksum does not match.")
     return Stored(
         run=names[:n_run].decode(),
         client=names[n_run:].decode(),
-        residual=vectors[0],
-        velocity=vectors[1] if flags & _VELOCITY else None,
+        residual=found[0][0],
+        velocity=found[1][0] if flags & _VELOCITY else None,
         pending=Pending(update_id, frame, attachment) if flags & _PENDING else None,
     )
 
 
-def parts_of(stored: Stored) -> list[bytes | memoryview]:
-    """Return what to write, one part after the other; the vectors are not copied."""
+def parts_of(stored: Stored, *, half: bool = False) -> list[bytes | memoryview]:
+    """Return what to write, one part after the other; vectors in single or half precision."""
     run, client, pending = stored.run.encode(), stored.client.encode(), stored.pending
     frame, attachment = (pending.frame, pending.attachment) if pending else (b"", b"")
     head = _HEADER.pack(
@@ -135,8 +140,17 @@ def parts_of(stored: Stored) -> list[bytes | memoryview]:
         len(attachment),
     )
     vectors = [vector for vector in (stored.residual, stored.velocity) if vector is not None]
+    packed = [part for vector in vectors for part in memory_vectors.pack(vector, half=half)]
     names, tail = head + run + client, frame + attachment
-    return [names, *map(_raw, vectors), tail, _checksum(names, *map(_sums, vectors), tail)]
+    return [names, *map(_raw, packed), tail, _checksum(names, *map(memory_vectors.digest, packed), tail)]
+
+
+def _plain(file: BinaryIO, d: int) -> tuple[Vector, list[bytes | NDArray[np.generic]]]:
+    """Read a vector of versions 1 and 2."""
+    if 4 * d > os.fstat(file.fileno()).st_size - file.tell():
+        raise MemoryStoreError("it ends too early.")
+    stored = np.fromfile(file, dtype="<f4", count=d)
+    return stored.astype(np.float32, copy=False), [stored]
 
 
 def _checksum(*parts: bytes | memoryview) -> bytes:
@@ -146,16 +160,10 @@ def _checksum(*parts: bytes | memoryview) -> bytes:
     return struct.pack("<I", checksum)
 
 
-def _sums(vector: Vector) -> bytes:
-    """Return the sum of each 64 KiB, as 64-bit words, and what is left over.
-
-    A word that is wrong, a block that is missing or in another's place shows, at twenty times the speed of CRC-32.
-    """
-    words, rest = np.split(vector.astype("<f4", copy=False), [vector.size // 2 * 2])
-    starts = np.arange(0, words.size // 2, 8192)
-    sums = np.add.reduceat(words.view("<u8"), starts) if words.size else words
-    return sums.tobytes() + rest.tobytes()
+def _whole(part: bytes | NDArray[np.generic]) -> bytes:
+    """Return a part itself, for the checksum of version 1."""
+    return bytes(part)
 
 
-def _raw(vector: Vector) -> memoryview:
-    return memoryview(vector.astype("<f4", copy=False)).cast("B")  # type: ignore[arg-type]
+def _raw(part: bytes | NDArray[np.generic]) -> memoryview:
+    return memoryview(part).cast("B")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedsparse.errors import ConfigError
 from fedsparse.run import environment
 from fedsparse.run.checkpoint import Checkpoint, remove
+from fedsparse.run.disk import check_disk
 from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, check_output, is_ours
 from fedsparse.run.grids import Grids
 from fedsparse.run.lock import exclusive
@@ -125,6 +126,8 @@ def run_scenario(
         from fedsparse.run.task import Task
 
         task = Task(scenario)
+        if checkpoint is None:
+            check_disk(scenario, task.num_parameters, Path(out))
         grids, folder = grids or Grids(verbose=verbose), RunFolder(out)
         name = run_name(scenario, out) if checkpoint is None else str(checkpoint.strategy["run"])
         with grids.open(scenario, folder.memory) as grid:

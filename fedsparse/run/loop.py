@@ -42,6 +42,7 @@ def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrateg
         weighting=scenario.strategy.weighting,
         error_memory=scenario.compression.error_memory,
         momentum_correction=scenario.compression.momentum_correction,
+        memory_dtype=scenario.compression.memory_dtype,
         frozen=task.frozen,
         run=run,
         rounds=scenario.rounds,

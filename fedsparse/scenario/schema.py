@@ -76,6 +76,9 @@ class Compression(Section):
     momentum_correction: float = Field(
         default=0.0, ge=0, lt=1, description="a number from 0 up to, not including, 1: momentum before sparsification"
     )
+    memory_dtype: Literal["float32", "float16"] = Field(
+        default="float32", description='"float32" or "float16": how the error memory lies on the disk'
+    )
 
 
 class Devices(Section):

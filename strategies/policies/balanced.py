@@ -27,9 +27,9 @@ class Balanced(Policy):
 
         density_c = clip((T - f_c) r_c / (b d), least, most),    mean of density_c = density
 
-    with b the bytes a coordinate takes, measured on earlier rounds. Slow devices send less of their update now, and the
-    rest, which stays in their error memory, later. That pays where sending is what takes the time; where the model's way
-    down or computing takes longer, slow devices only get the least density.
+    with b the bytes a coordinate takes, measured on earlier rounds. Slow devices send less of their update now, and
+    the rest, which stays in their error memory, later. That pays where sending is what takes the time; where the
+    model's way down or computing takes longer, slow devices only get the least density.
 
     Parameters
     ----------
