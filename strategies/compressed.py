@@ -1,9 +1,7 @@
 """Any Flower strategy, fed with compressed client updates."""
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 from uuid import uuid4
@@ -13,31 +11,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
-from numpy.typing import NDArray
 
-from fedsparse.compression import Compressor, decode
+from fedsparse.compression import Compressor
 from fedsparse.compression.base import check_number, check_whole
 from fedsparse.compression.layout import DEFAULT_EXACT, Layout
-from fedsparse.errors import AllClientsFailed, ConfigError, PayloadError, unknown_name
-from fedsparse.protocol import (
-    KEY,
-    MAX_STEPS,
-    WORK_KEY,
-    Directive,
-    Receipt,
-    from_record,
-    number_metric,
-    only,
-    unpack_arrays,
-    views,
-)
-from fedsparse.protocol import (
-    to_record as directive_record,
-)
+from fedsparse.errors import AllClientsFailed, ConfigError, unknown_name
+from fedsparse.protocol import KEY, MAX_STEPS, WORK_KEY, Directive, views
+from fedsparse.protocol import to_record as directive_record
 from strategies.accounting import describe, divergence_warning
 from strategies.aggregation import Mean, Update, averages, like, reply_content, to_record
 from strategies.cohort import Clients, CohortGrid, choose, client_order, sample_size, takes_everyone
-from strategies.conditions import Conditions, Turn
+from strategies.conditions import Conditions
+from strategies.inbox import Asked, Asking, first_replies, leave_out_the_late, open_reply, payload_bytes
 from strategies.policies import Plan, make_policy
 from strategies.report import RoundReport
 
@@ -46,27 +31,6 @@ log = logging.getLogger(__name__)
 
 def _constant_step_size(server_round: int) -> float:
     return 1.0
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What one client of the cohort was asked for."""
-
-    client: str
-    update_id: int
-    compressor: Compressor
-    message: Message
-    down_bytes: int
-
-
-@dataclass
-class _Round:
-    """What the server must remember between asking a cohort and aggregating its replies."""
-
-    base: dict[str, NDArray[np.generic]]
-    layout: Layout
-    asked: dict[int, _Asked]  # node id -> what it was asked for
-    report: RoundReport
 
 
 class CompressedStrategy(Strategy):
@@ -167,7 +131,7 @@ class CompressedStrategy(Strategy):
         self.last_round: RoundReport | None = None
         self._refuse_unsafe()
         self._clients, self._accepted, self._total_error = Clients(), dict[str, int](), 0.0
-        self._round: _Round | None = None
+        self._round: Asking | None = None
         self._warned = False
 
     def _refuse_unsafe(self) -> None:
@@ -228,12 +192,12 @@ class CompressedStrategy(Strategy):
             compressor = self.policy.compressor(client)
             directive = self._directive(client, server_round, compressor)
             message.content = RecordDict({**message.content, KEY: directive})
-            down_bytes = _payload_bytes(message.content)
+            down_bytes = payload_bytes(message.content)
             report.downlink_bytes += down_bytes
             if self.conditions and (steps := self.conditions.steps(client, down_bytes)) is not None:
                 message.content[WORK_KEY] = ConfigRecord({MAX_STEPS: steps})
-            asked[message.metadata.dst_node_id] = _Asked(client, server_round, compressor, message, down_bytes)
-        self._round = _Round(base, layout, asked, report)
+            asked[message.metadata.dst_node_id] = Asked(client, server_round, compressor, message, down_bytes)
+        self._round = Asking(base, layout, asked, report)
         return messages
 
     def _online(self, grid: Grid, server_round: int) -> dict[str, int]:
@@ -281,13 +245,13 @@ class CompressedStrategy(Strategy):
         report = self.last_round = state.report
         if not state.asked:
             return None, None
-        received = self._sort(state, replies)
+        received = first_replies(state, replies)
         if self.conditions:
-            self._judge(self.conditions, state, received)
-        sparse = averages(self.inner)
+            leave_out_the_late(state, received, self.conditions)
+        sparse, uniform = averages(self.inner), self.weighting == "uniform"
         mean, updates, dense = Mean(state.layout), [], []
         for node in state.asked:
-            if (update := self._open(state, node, received.pop(node, None))) is None:
+            if (update := open_reply(state, node, received.pop(node, None), self.weight_key, uniform=uniform)) is None:
                 continue
             updates.append(update)
             if sparse:
@@ -313,64 +277,7 @@ class CompressedStrategy(Strategy):
         arrays, inner_metrics = self.inner.aggregate_train(server_round, dense)
         return (like(arrays, state.base) if arrays is not None else None), metrics or inner_metrics
 
-    def _sort(self, state: _Round, replies: Iterable[Message]) -> dict[int, Message]:
-        """Keep the first reply of each node that was asked; late and foreign ones are counted in the log only."""
-        received: dict[int, Message] = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if node in state.asked and node not in received:
-                received[node] = reply
-            else:
-                log.warning("round %d: ignored a second or unasked reply of node %d", state.report.server_round, node)
-        return received
-
-    def _judge(self, conditions: Conditions, state: _Round, received: dict[int, Message]) -> None:
-        """Let the round's virtual time pass; take out the replies that come too late, or never."""
-        report = state.report
-        turns = [
-            Turn(state.asked[node].client, state.asked[node].down_bytes, _payload_bytes(reply.content), _steps(reply))
-            for node, reply in sorted(received.items(), key=lambda item: client_order(state.asked[item[0]].client))
-            if reply.has_content()
-        ]
-        verdict = conditions.finish(report.server_round, turns)
-        report.virtual_s, report.virtual_round_s = conditions.now, verdict.seconds
-        report.failed |= {**verdict.late, **verdict.dropped}
-        for node in [node for node in received if state.asked[node].client in report.failed]:
-            reply = received.pop(node)
-            if state.asked[node].client in verdict.late:
-                report.uplink_bytes += _payload_bytes(reply.content)  # it was sent all the same
-
-    def _open(self, state: _Round, node: int, reply: Message | None) -> Update | None:
-        """Decode one reply; what is wrong with it goes into the report."""
-        asked, report = state.asked[node], state.report
-        client = asked.client
-        if reply is None:
-            report.failed.setdefault(client, "no reply in time")
-        elif reply.has_error():
-            report.failed[client] = f"error {reply.error.code}: {_last_line(reply.error.reason or '')}"
-        else:
-            try:
-                return self._decode(state, asked, reply.content)
-            except PayloadError as error:
-                report.failed[client] = f"rejected: {error}"
-        return None
-
-    def _decode(self, state: _Round, asked: _Asked, content: RecordDict) -> Update:
-        state.report.uplink_bytes += _payload_bytes(content)
-        frame, exact = unpack_arrays(only(content.array_records, "ArrayRecord"))
-        metrics = only(content.metric_records, "MetricRecord")
-        receipt = from_record(Receipt, content.config_records.get(KEY, ConfigRecord()))
-        examples = number_metric(metrics, self.weight_key)
-        if examples < 0:
-            raise PayloadError(f"the reply's metric {self.weight_key!r} is negative: {examples}.")
-        layout = state.layout
-        update = decode(frame, asked.compressor, layout.d, bounds=layout.bounds, update_id=asked.update_id)
-        weight = examples if self.weighting == "num_examples" else 1.0
-        return Update(
-            asked.client, update, layout.unpack_exact(exact), receipt, metrics, weight, len(frame) + len(exact)
-        )
-
-    def _reply(self, state: _Round, node: int, arrays: ArrayRecord, metrics: MetricRecord, weight: float) -> Message:
+    def _reply(self, state: Asking, node: int, arrays: ArrayRecord, metrics: MetricRecord, weight: float) -> Message:
         key = str(getattr(self.inner, "arrayrecord_key", "arrays"))
         return Message(reply_content(arrays, metrics, self.weight_key, weight, key), reply_to=state.asked[node].message)
 
@@ -381,7 +288,7 @@ class CompressedStrategy(Strategy):
         result: MetricRecord = function(contents, self.weight_key)
         return result
 
-    def _account(self, state: _Round, updates: list[Update]) -> None:
+    def _account(self, state: Asking, updates: list[Update]) -> None:
         """Write down what the accepted updates were; from here on they count as accepted."""
         report = state.report
         report.accepted = [update.client for update in updates]
@@ -456,20 +363,3 @@ class CompressedStrategy(Strategy):
         self.policy.load_state_dict(state["policy"])
         if self.conditions and state.get("conditions"):
             self.conditions.load_state_dict(state["conditions"])
-
-
-def _last_line(reason: str) -> str:
-    """Return what a reason says in the end: Flower's engine gives Ray's whole coloured traceback."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", reason)
-    return next((line.strip() for line in reversed(plain.splitlines()) if line.strip()), "no reason given")
-
-
-def _steps(reply: Message) -> float:
-    """Return the local steps that an app says it took; none where it does not say, so no time either."""
-    steps = [record.get("local-steps") for record in reply.content.metric_records.values()]
-    return max((float(n) for n in steps if isinstance(n, int | float) and 0 <= n < 1e9), default=0.0)
-
-
-def _payload_bytes(content: RecordDict) -> int:
-    """Count the serialized arrays of a message: what grows with the model."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())

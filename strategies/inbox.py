@@ -1,0 +1,125 @@
+"""What comes back in a round: the first reply of each client that was asked, in time, and decoded."""
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from fedsparse.compression import Compressor, decode
+from fedsparse.compression.layout import Layout
+from fedsparse.errors import PayloadError
+from fedsparse.protocol import KEY, Receipt, from_record, number_metric, only, unpack_arrays
+from strategies.aggregation import Update
+from strategies.cohort import client_order
+from strategies.conditions import Conditions, Turn
+from strategies.report import RoundReport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one client of the cohort was asked for."""
+
+    client: str
+    update_id: int
+    compressor: Compressor
+    message: Message
+    down_bytes: int
+
+
+@dataclass
+class Asking:
+    """What the server must remember between asking a cohort and aggregating its replies."""
+
+    base: dict[str, NDArray[np.generic]]
+    layout: Layout
+    asked: dict[int, Asked]  # node id -> what it was asked for
+    report: RoundReport
+
+
+def first_replies(state: Asking, replies: Iterable[Message]) -> dict[int, Message]:
+    """Keep the first reply of each node that was asked; second and foreign ones are named in the log only."""
+    received: dict[int, Message] = {}
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if node in state.asked and node not in received:
+            received[node] = reply
+        else:
+            log.warning("round %d: ignored a second or unasked reply of node %d", state.report.server_round, node)
+    return received
+
+
+def leave_out_the_late(state: Asking, received: dict[int, Message], conditions: Conditions) -> None:
+    """Let the round's virtual time pass; take out the replies that come too late, or never."""
+    report = state.report
+    turns = [
+        Turn(state.asked[node].client, state.asked[node].down_bytes, payload_bytes(reply.content), _steps(reply))
+        for node, reply in sorted(received.items(), key=lambda item: client_order(state.asked[item[0]].client))
+        if reply.has_content()
+    ]
+    verdict = conditions.finish(report.server_round, turns)
+    report.virtual_s, report.virtual_round_s = conditions.now, verdict.seconds
+    report.failed |= {**verdict.late, **verdict.dropped}
+    for node in [node for node in received if state.asked[node].client in report.failed]:
+        reply = received.pop(node)
+        if state.asked[node].client in verdict.late:
+            report.uplink_bytes += payload_bytes(reply.content)  # it was sent all the same
+
+
+def open_reply(state: Asking, node: int, reply: Message | None, weight_key: str, *, uniform: bool) -> Update | None:
+    """Decode one reply; what is wrong with it goes into the report.
+
+    Parameters
+    ----------
+    weight_key : str
+        The metric that says how many examples a client has.
+    uniform : bool
+        Whether all updates weigh the same.
+    """
+    asked, report = state.asked[node], state.report
+    client = asked.client
+    if reply is None:
+        report.failed.setdefault(client, "no reply in time")
+    elif reply.has_error():
+        report.failed[client] = f"error {reply.error.code}: {_last_line(reply.error.reason or '')}"
+    else:
+        report.uplink_bytes += payload_bytes(reply.content)
+        try:
+            return _decode(state.layout, asked, reply.content, weight_key, uniform)
+        except PayloadError as error:
+            report.failed[client] = f"rejected: {error}"
+    return None
+
+
+def payload_bytes(content: RecordDict) -> int:
+    """Count the serialized arrays of a message: what grows with the model."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+
+
+def _decode(layout: Layout, asked: Asked, content: RecordDict, weight_key: str, uniform: bool) -> Update:
+    frame, exact = unpack_arrays(only(content.array_records, "ArrayRecord"))
+    metrics = only(content.metric_records, "MetricRecord")
+    receipt = from_record(Receipt, content.config_records.get(KEY, ConfigRecord()))
+    examples = number_metric(metrics, weight_key)
+    if examples < 0:
+        raise PayloadError(f"the reply's metric {weight_key!r} is negative: {examples}.")
+    update = decode(frame, asked.compressor, layout.d, bounds=layout.bounds, update_id=asked.update_id)
+    weight = 1.0 if uniform else examples
+    return Update(asked.client, update, layout.unpack_exact(exact), receipt, metrics, weight, len(frame) + len(exact))
+
+
+def _steps(reply: Message) -> float:
+    """Return the local steps that an app says it took; none where it does not say, so no time either."""
+    steps = [record.get("local-steps") for record in reply.content.metric_records.values()]
+    return max((float(n) for n in steps if isinstance(n, int | float) and 0 <= n < 1e9), default=0.0)
+
+
+def _last_line(reason: str) -> str:
+    """Return what a reason says in the end: Flower's engine gives Ray's whole coloured traceback."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", reason)
+    return next((line.strip() for line in reversed(plain.splitlines()) if line.strip()), "no reason given")
