@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, Message
@@ -47,6 +47,8 @@ class RayGrid(BaseGrid):
         How often a message is tried again after its worker died.
     max_batch : int
         Most messages that go to a worker at once.
+    shared : sequence of str
+        Paths that every node of a cluster must see, such as the folder of the error memories.
     object_store_memory, ray_options, verbose
         See `RaySession`.
 
@@ -70,6 +72,7 @@ class RayGrid(BaseGrid):
         address: str | None = None,
         max_retries: int = 2,
         max_batch: int = 16,
+        shared: Sequence[str] = (),
         object_store_memory: int | None = None,
         ray_options: Mapping[str, Any] | None = None,
         verbose: bool = False,
@@ -99,7 +102,13 @@ class RayGrid(BaseGrid):
             loading.finish()
             settings = (client_app, num_clients, self.run_config, self.node_config)
             self._pool = WorkerPool(
-                count, settings, num_cpus=num_cpus, num_gpus=num_gpus, arrays=self._arrays, verbose=verbose
+                count,
+                settings,
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                arrays=self._arrays,
+                shared=shared,
+                verbose=verbose,
             )
         except BaseException:
             self.close()

@@ -5,6 +5,7 @@ import sys
 import time
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,8 @@ class WorkerPool:
         Resources of each worker.
     arrays : SharedArrays
         Where the arrays are that the messages refer to.
+    shared : sequence of str
+        Paths that the workers must see, on whatever node they are.
     verbose : bool
         Let workers log.
     """
@@ -78,6 +81,7 @@ class WorkerPool:
         num_cpus: float,
         num_gpus: float,
         arrays: SharedArrays,
+        shared: Sequence[str] = (),
         verbose: bool = False,
     ) -> None:
         self._arrays = arrays
@@ -95,6 +99,7 @@ class WorkerPool:
             "threads": max(1, int(num_cpus)),
             "gpu": num_gpus > 0,
             "verbose": verbose,
+            "shared": [os.path.abspath(path) for path in shared],
         }
         self.workers = [self._start() for _ in range(count)]
 

@@ -16,7 +16,7 @@ class Worker:
         ----------
         place : dict
             ``path`` and ``cwd`` of the server's process, ``threads`` for numerical libraries, ``gpu`` whether this
-            worker has a share of one, ``verbose``.
+            worker has a share of one, ``verbose``, ``shared`` paths that it must see.
         settings : bytes
             The cloudpickled arguments of `Runner`, the client app as the user named it.
         """
@@ -29,6 +29,12 @@ class Worker:
         sys.path[:] = place["path"] + [entry for entry in sys.path if entry not in place["path"]]
         if os.path.isdir(place["cwd"]):
             os.chdir(place["cwd"])
+        for path in place["shared"]:
+            if not os.path.exists(path):
+                return (
+                    f"node {os.uname().nodename} does not see {path}: the clients' error memories must lie on a disk "
+                    "that all nodes of the cluster share. Choose a folder there with --out."
+                )
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = str(place["threads"])
         if not place["gpu"]:

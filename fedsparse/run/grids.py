@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from fedsparse.run.lock import LOCK
 from fedsparse.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -88,5 +89,7 @@ def _make(scenario: Scenario, memory: Path, verbose: bool) -> "BaseGrid":
         num_workers=engine.max_workers,
         address=engine.address,
         max_retries=engine.max_retries,
+        # Of the output folder, whose lock is held: a node that does not see it would keep memories of its own.
+        shared=[str(memory.parent / LOCK)] if engine.address is not None else [],
         verbose=verbose,
     )
