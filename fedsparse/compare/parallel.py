@@ -73,12 +73,13 @@ def run_pieces(pieces: Iterable[Piece], jobs: int, **options: Any) -> Generator[
         Where a process was killed; what it had written stays.
     """
     context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // jobs)
     left, running = iter(pieces), dict[Connection, tuple[SpawnProcess, Piece]]()
     try:
         while True:
             while len(running) < jobs and (piece := next(left, None)) is not None:
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_run, args=(sender, os.getpid(), piece, options))
+                process = context.Process(target=_run, args=(sender, os.getpid(), threads, piece, options))
                 process.start()
                 sender.close()  # so that the end of the process shows
                 running[receiver] = process, piece
@@ -107,8 +108,10 @@ def _received(receiver: Connection, process: SpawnProcess) -> tuple[list[Started
     return events, None if error is None else str(error)
 
 
-def _run(sender: Connection, parent: int, piece: Piece, options: dict[str, Any]) -> None:
+def _run(sender: Connection, parent: int, threads: int, piece: Piece, options: dict[str, Any]) -> None:
     _die_with(parent)
+    # Evaluation uses every CPU of a machine that it has for itself; here others run beside it.
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     events: list[Started | RoundDone] = []
     error: FedsparseError | None = None

@@ -140,11 +140,13 @@ class Task:
 
 @contextmanager
 def _all_threads() -> Iterator[None]:
-    """Let torch use every CPU, and set it back: inline clients in this process want their own number."""
+    """Let torch use every CPU that OMP_NUM_THREADS allows, and set it back: inline clients in this process want their own number."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(min(cpus, int(limit)) if limit.isdecimal() and int(limit) else cpus)
     try:
         yield
     finally:
