@@ -140,7 +140,7 @@ class Task:
 
 @contextmanager
 def _all_threads() -> Iterator[None]:
-    """Let torch use every CPU that OMP_NUM_THREADS allows, and set it back: inline clients in this process want their own number."""
+    """Let torch use every CPU that OMP_NUM_THREADS allows, and set it back: inline clients want their own number."""
     import torch
 
     before = torch.get_num_threads()
