@@ -1,5 +1,6 @@
 """Flower's `Grid` straight on Ray actors: the default engine."""
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -9,19 +10,22 @@ from flwr.app import ArrayRecord, Message
 
 from fedsparse.errors import ConfigError
 
-from ._flwr import EXPIRED, UNKNOWN, error_reply, message_fields, reply
+from ._flwr import APP_RAISED, EXPIRED, UNKNOWN, error_reply, message_fields, reply
 from .apps import check_client_app, load_client_app
 from .base import DEFAULT_CLIENT_APP, BaseGrid, expired, expiry
 from .ray_pool import Done, Lost, WorkerPool
 from .ray_session import RaySession
 from .resources import check_resources, workers_that_fit
-from .runner import Job, Outcome
+from .runner import Job, Outcome, out_of_memory
 from .shared_arrays import SharedArrays
 from .task_queue import Task, TaskQueue
 from .transport import Packed, copy_arrays, pack, packed_bytes, unpack
 
+log = logging.getLogger("fedsparse.engine")
+
 BATCH_S = 0.02  # seconds of work that a batch aims at
 GRACE_S = 5.0  # how long a client may go on after nobody waits for it any more
+MORE_ROOM = 2  # further tries of a client that ran out of memory: each time half as many run beside it
 ZERO_COPY = 256 * 2**20  # bytes of replies per push that may stay in the object store; more are copied out of it
 
 
@@ -30,7 +34,8 @@ class RayGrid(BaseGrid):
 
     The arrays of a round are put into the object store once and read by all workers where they lie. Messages travel in
     batches that adapt to what a client takes; replies come as they complete. A worker that dies is replaced, and its
-    messages are tried again, each alone. Results do not depend on which worker ran what.
+    messages are tried again, each alone. Where clients together run out of memory, on a GPU or not, half as many run
+    at the same time from then on. Results do not depend on which worker ran what.
 
     Parameters
     ----------
@@ -93,6 +98,7 @@ class RayGrid(BaseGrid):
         self._handed_out = 0
         self._next_expiry = float("inf")
         self._pool: WorkerPool | None = None
+        self._room_made, self._too_big = 0.0, set[int]()
         loading = _Loading(client_app)
         self._session = RaySession(
             address=address, object_store_memory=object_store_memory, options=ray_options, verbose=verbose
@@ -203,20 +209,47 @@ class RayGrid(BaseGrid):
             pool.submit(worker, tasks, jobs)
 
     def _take(self, event: Done | Lost) -> list[str]:
-        if isinstance(event, Done):
-            self._queue.observe(event.tasks, event.seconds)
-            return [self._finish(task, outcome) for task, outcome in zip(event.tasks, event.outcomes, strict=True)]
+        if isinstance(event, Lost):
+            return self._try_again([(task, event.reason) for task in event.tasks], UNKNOWN, self._max_retries)
+        self._queue.observe(event.tasks, event.seconds)
+        pairs = list(zip(event.tasks, event.outcomes, strict=True))
+        crowded = [(task, outcome.reason) for task, outcome in pairs if out_of_memory(outcome)]
+        if crowded:
+            self._make_room(event, crowded)
+        done = [self._finish(task, outcome) for task, outcome in pairs if not out_of_memory(outcome)]
+        return done + self._try_again(crowded, APP_RAISED, self._max_retries + MORE_ROOM)
+
+    def _try_again(self, failed: list[tuple[Task, str]], code: int, most: int) -> list[str]:
+        """Put tasks back, each to travel alone; answer those that have been tried `most` times again."""
         again: list[Task] = []
         finished: list[str] = []
-        for task in event.tasks:
+        for task, reason in failed:
             task.deaths += 1
-            if task.deaths > self._max_retries:
+            if task.deaths > most:
+                self._too_big.add(task.client)
                 self._queue.done(task)
-                finished += self._answer(task, error_reply(task.message, UNKNOWN, event.reason))
+                finished += self._answer(task, error_reply(task.message, code, reason))
             else:
                 again.append(task)
         self._queue.add_first(again)
         return finished
+
+    def _make_room(self, event: Done, crowded: list[tuple[Task, str]]) -> None:
+        """Run half as many clients at the same time: together they took more memory than there is.
+
+        Not for those that ran beside the same others as the last time, nor for a client that is too big even so.
+        """
+        began = time.monotonic() - event.seconds
+        if began < self._room_made or all(task.client in self._too_big for task, _ in crowded):
+            return
+        before, after = self.num_workers, self._running.halve()
+        self._room_made = time.monotonic()
+        if after < before:
+            task, reason = crowded[0]
+            log.warning(
+                "client %d ran out of memory (%s): %d clients at a time from now on, not %d. Set engine.max_workers.",
+                task.client, reason.partition("\n")[0][:120], after, before,
+            )  # fmt: skip
 
     def _finish(self, task: Task, outcome: Outcome) -> str:
         self._queue.done(task)

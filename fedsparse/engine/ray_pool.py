@@ -31,6 +31,7 @@ class Worker:
     batches: deque[tuple[Any, list[Task]]] = field(default_factory=deque)
     loaded: set[int] = field(default_factory=set)
     stop_at: float | None = None
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class WorkerPool:
 
         One that is still starting gets nothing: if it died, nobody could tell its start from its work.
         """
-        ready = [worker for worker in self.workers if worker.ready is None and worker.stop_at is None]
+        ready = [w for w in self.workers if w.ready is None and w.stop_at is None and not w.leaving]
         free = [worker for worker in ready if len(worker.batches) < depth and not _has_suspect(worker)]
         return min(free, key=lambda worker: len(worker.batches), default=None)
 
@@ -170,6 +171,19 @@ class WorkerPool:
         times = [worker.stop_at for worker in self.workers if worker.stop_at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
+    def halve(self) -> int:
+        """Let half of the workers end once they have answered what they have; return how many stay, at least one."""
+        staying = [worker for worker in self.workers if not worker.leaving]
+        for worker in staying[len(staying) - len(staying) // 2 :]:
+            worker.leaving = True
+            if not worker.batches:
+                self._remove(worker)
+        return len(staying) - len(staying) // 2
+
+    def _remove(self, worker: Worker) -> None:
+        _kill(worker)
+        self.workers.remove(worker)
+
     def close(self) -> None:
         """End all workers."""
         for worker in self.workers:
@@ -198,6 +212,8 @@ class WorkerPool:
             else:
                 seconds, outcomes = result
                 events.append(Done(tasks, seconds, outcomes))
+        if worker.leaving and not worker.batches:
+            self._remove(worker)
         return events
 
     def _died(self, worker: Worker, error: RayError) -> list[Done | Lost]:
@@ -226,6 +242,9 @@ class WorkerPool:
         return Worker(actor, actor.setup.remote(self._place, self._settings), time.monotonic())
 
     def _replace(self, worker: Worker) -> None:
+        if worker.leaving:
+            self._remove(worker)
+            return
         _kill(worker)
         self.workers[self.workers.index(worker)] = self._start()
 

@@ -1,6 +1,7 @@
 """Run one message through a ClientApp: the part that all engines share, whatever process it runs in."""
 
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from ._flwr import APP_RAISED, RUN_ID, ensure_identity, rebuild_message
 from .transport import Packed, pack, unpack
 
 log = logging.getLogger("fedsparse.engine")
+
+_MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")  # torch's, and Python's
 
 
 class Job(NamedTuple):
@@ -51,6 +54,11 @@ class Outcome(NamedTuple):
     state: bytes | None
 
 
+def out_of_memory(outcome: Outcome) -> bool:
+    """Whether a client found no memory: it may find some when fewer run beside it."""
+    return outcome.code == APP_RAISED and outcome.reason.startswith(tuple(f"{name}:" for name in _MEMORY_ERRORS))
+
+
 class Runner:
     """A ClientApp with what its Contexts need.
 
@@ -85,6 +93,8 @@ class Runner:
             return Outcome(pack(answer.content), *sent, 0, "", state)
         except (Exception, SystemExit) as error:
             log.debug("client %d raised", job.client, exc_info=True)
+            if type(error).__name__ in _MEMORY_ERRORS and "torch" in sys.modules:
+                sys.modules["torch"].cuda.empty_cache()  # for the clients beside this one
             return Outcome(None, time.time(), 0.0, APP_RAISED, f"{type(error).__name__}: {error}", job.state)
 
     def _context(self, job: Job, message: Message) -> Context:

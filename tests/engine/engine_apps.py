@@ -87,6 +87,24 @@ def die(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
+@app.train("crowd")
+def crowd(message: Message, context: Context) -> Message:
+    """Run out of memory where more than two clients run at the same time; client 9 always does."""
+    import torch
+
+    client, folder = context.node_config["partition-id"], Path(str(message.content["config"]["folder"]))
+    mine = folder / f"in-{client}"
+    mine.touch()
+    try:
+        time.sleep(0.15)
+        if client == 9 or len(list(folder.glob("in-*"))) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB.")
+        time.sleep(0.05)
+    finally:
+        mine.unlink()
+    return Message(RecordDict({"metrics": MetricRecord({"client": client})}), reply_to=message)
+
+
 @app.train("sleep")
 def sleep(message: Message, context: Context) -> Message:
     """Take as many seconds as the config says for this client, or 0."""

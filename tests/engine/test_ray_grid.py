@@ -49,6 +49,21 @@ def test_a_dying_worker_takes_nobody_with_it(model: ArrayRecord, tmp_path: Path)
         assert all(reply.has_content() for reply in grid.send_and_receive(ask("train.noop", range(12))))
 
 
+def test_clients_that_crowd_the_memory_run_fewer_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RayGrid(APP, num_workers=4, **SETTINGS) as grid:
+        grid.wait_ready()
+        replies = grid.send_and_receive(ask("train.crowd", range(9), folder=str(tmp_path)))
+        assert [reply.content["metrics"]["client"] for reply in replies] == list(range(9))
+        assert grid.num_workers == 2
+        assert "2 clients at a time from now on, not 4" in caplog.text
+        (hopeless,) = grid.send_and_receive(ask("train.crowd", [9], folder=str(tmp_path)))
+        assert "CUDA out of memory" in hopeless.error.reason
+        left = grid.num_workers
+        grid.send_and_receive(ask("train.crowd", [9], folder=str(tmp_path)))
+        assert grid.num_workers == left >= 1
+        assert all(reply.has_content() for reply in grid.send_and_receive(ask("train.noop", range(12))))
+
+
 def test_a_client_that_hangs_loses_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_grid, "GRACE_S", 0.3)
     with RayGrid(APP, num_workers=1, **SETTINGS) as grid:
