@@ -141,7 +141,7 @@ class Conditions:
             (member for member in members if not member.dropped), key=lambda m: (m.seconds, client_order(m.client))
         )
         end = max((member.seconds for member in members), default=0.0)
-        if self._wanted is not None and len(arrivals) > self._wanted:
+        if self._wanted is not None and len(arrivals) >= self._wanted:
             end = arrivals[self._wanted - 1].seconds
         in_time = arrivals[: self._wanted] if self._wanted is not None else arrivals
         if self.deadline is not None and end > self.deadline:

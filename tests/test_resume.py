@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsparse.compare import compare_scenario
 from fedsparse.compression.memory_file import read_file
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.run import RoundDone, RunFolder, Started, run_scenario
@@ -169,6 +170,26 @@ def test_a_run_that_cannot_go_on_says_why(tmp_path):
     assert summary.status == "completed"
     before = json.loads((out / "summary.json").read_text())
     assert run_scenario(small(), out, resume=True).started == before["started"]
+
+
+def test_a_run_never_takes_the_place_of_a_comparison(tmp_path):
+    compare_scenario(small("rounds=1"), tmp_path / "out", seeds=[0])
+    with pytest.raises(ConfigError, match="holds a comparison"):
+        run_scenario(small("rounds=1"), tmp_path / "out", resume=True)
+    assert list((tmp_path / "out").glob("*/seed-0/model.safetensors"))
+
+
+def test_without_checkpoints_an_older_one_does_not_stay(tmp_path, caplog):
+    def stop(event: Started | RoundDone) -> None:
+        if isinstance(event, RoundDone):
+            raise KeyboardInterrupt
+
+    for overrides in ([], ["engine.checkpoint=false"]):
+        with pytest.raises(KeyboardInterrupt):
+            run_scenario(small(*overrides), tmp_path / "run", resume=True, on_event=stop)
+    assert Checkpoint.load(tmp_path / "run") is None
+    run_scenario(small(), tmp_path / "run", resume=True)
+    assert "its 2 rounds are given up" in caplog.text
 
 
 def test_what_an_app_keeps_in_its_context_is_resumed(tmp_path):

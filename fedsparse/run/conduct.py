@@ -211,7 +211,10 @@ def conduct(
             if on_event is not None:
                 spent = sum(line["uplink_bytes"] for line in training.lines)
                 on_event(Started(scenario, task.num_parameters, facts["initial_accuracy"], training.done, spent))
-            training.rounds(grid, on_line, checkpoints=scenario.engine.checkpoint and not keep_model)
+            checkpoints = scenario.engine.checkpoint and not keep_model
+            if not checkpoints:
+                remove(folder.path)  # memories move on: an older one would not fit them any more
+            training.rounds(grid, on_line, checkpoints=checkpoints)
     except KeyboardInterrupt:
         finish("interrupted")
         raise

@@ -27,7 +27,12 @@ def find(out: Path, scenario: Scenario, *, replace: bool) -> Checkpoint | Summar
     """
     folder = RunFolder(out)
     try:
-        changed = differences(folder.scenario(), scenario)
+        before = folder.scenario()
+        if (before.variant or any(out.glob("*/seed-*"))) and not replace:
+            raise ConfigError(
+                f"{out} holds a comparison, not a run: `fedsparse compare` goes on with it; choose another --out."
+            )
+        changed = differences(before, scenario)
     except ConfigError:
         if replace:
             return None
@@ -43,7 +48,10 @@ def find(out: Path, scenario: Scenario, *, replace: bool) -> Checkpoint | Summar
     if summary is not None and summary.get("status") == "completed":
         return Summary.from_json(summary)
     try:
-        return Checkpoint.load(out)
+        checkpoint = Checkpoint.load(out)
+        if checkpoint is None and (lost := len(folder.rounds())):
+            log.warning("%s has no checkpoint: the run begins anew, its %d rounds are given up", out, lost)
+        return checkpoint
     except RunError as error:
         if not replace:
             raise

@@ -186,7 +186,10 @@ class Budget(Policy):
 
     def observe(self, report: RoundReport, updates: Sequence[Update]) -> None:
         plan = self._plan
-        if plan is None or not updates or not self._purses:
+        if plan is None or not self._purses:
+            return
+        self._pay(report, updates)
+        if not updates:
             return
         owners = self._owners(plan)
         report.predicted_bytes = sum(self._purses[owner].predicted for owner, _ in owners)
@@ -194,7 +197,6 @@ class Budget(Policy):
         self._costs.learn(updates, compressors, plan.d)
         thresholds = [self._purse(update.client).effective(update) for update in updates]
         report.lam = float(np.mean([lam for lam in thresholds if lam > 0.0])) if any(thresholds) else None
-        self._pay(report, updates)
         eta = self._step_size(plan.server_round)
         for owner, _ in owners:
             own = [update for update in updates if self.per == "all" or update.client == owner]
@@ -212,11 +214,11 @@ class Budget(Policy):
         return self._purses["all" if self.per == "all" else client]
 
     def _pay(self, report: RoundReport, updates: Sequence[Update]) -> None:
-        """Take what was received from the purses; of rejected replies only the sum is known."""
+        """Take what was received from the purses; of replies that do not count only the sum is known."""
         for update in updates:
             self._purse(update.client).spent += update.payload_bytes
         rejected = report.uplink_bytes - sum(update.payload_bytes for update in updates)
-        guilty = [client for client, reason in report.failed.items() if reason.startswith("rejected")]
+        guilty = [client for client, reason in report.failed.items() if reason.startswith(("rejected", "late"))]
         for client in guilty:
             self._purse(client).spent += rejected / len(guilty)
 

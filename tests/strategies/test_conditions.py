@@ -49,6 +49,24 @@ def test_over_selection_takes_the_first():
     assert clock.finish(2, turns(9, 2)).late == {}  # fewer than wanted: all count
 
 
+def test_who_goes_away_holds_up_nobody_once_enough_are_there():
+    clock = conditions(40, over_select=0.5, dropout=0.4)
+    asked = [Turn(str(client), 0, 10 + client, 0.0) for client in range(40)]
+    alone = [m for m in conditions(40, dropout=0.4).finish(1, asked).members if not m.dropped]
+    clock.cohort_size(len(alone))
+    assert clock.finish(1, asked).seconds == max(member.seconds for member in alone)
+
+
+def test_late_updates_are_paid_for(tmp_path):
+    overrides = ['compression.uplink=hard_threshold(budget="20kB")', "rounds=12", "devices.dropout=0"]
+    run_scenario(apply_overrides(from_toml(SCENARIO), overrides), tmp_path / "out")
+    lines = RunFolder(tmp_path / "out").rounds()
+    spent = sum(line["uplink_bytes"] for line in lines)
+    assert any("late" in reason for line in lines for reason in line["failed"].values())
+    assert lines[-1]["budget_spent"] == pytest.approx(spent)
+    assert spent <= 1.01 * 20e3
+
+
 @given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 12), st.none() | st.integers(1, 60), st.booleans())
 def test_every_update_counts_or_is_named(up_bytes, wanted, deadline, over):
     clock = conditions(20, dropout=0.3, deadline=deadline, over_select=0.5 if over else 0.0)
