@@ -162,6 +162,28 @@ def test_a_run_that_cannot_go_on_says_why(tmp_path):
         checkpoint.write_bytes(bad)
         with pytest.raises(RunError, match="cannot be read"):
             run_scenario(small(), out, resume=True)
+    flipped = bytearray(whole)
+    flipped[-500] ^= 0x40
+    checkpoint.write_bytes(flipped)
+    with pytest.raises(RunError, match="checksum"):
+        run_scenario(small(), out, resume=True)
+    checkpoint.write_bytes(whole.replace(b"small", b"smell"))
+    with pytest.raises(RunError, match="of another run"):
+        run_scenario(small(), out, resume=True)
+    checkpoint.write_bytes(whole.replace(b"wall_s", b"wall_t"))
+    with pytest.raises(RunError, match="cannot be read"):
+        run_scenario(small(), out, resume=True)
+    checkpoint.write_bytes(whole)
+    lines = (out / "rounds.jsonl").read_bytes()
+    for bad, words in (
+        (lines[lines.index(b"\n") + 1 :], "lacks rounds"),
+        (lines + b"garbage{\n", "damaged"),
+        (b"\xff\n", "damaged"),
+    ):
+        (out / "rounds.jsonl").write_bytes(bad)
+        with pytest.raises(RunError, match=words):
+            run_scenario(small(), out, resume=True)
+    (out / "rounds.jsonl").write_bytes(lines)
     checkpoint.write_bytes(whole.replace(b'{\\"version\\": 1', b'{\\"version\\": 7'))
     with pytest.raises(RunError, match="version 7"):
         run_scenario(small(), out, resume=True)

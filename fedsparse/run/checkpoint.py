@@ -6,6 +6,7 @@ again under the same update ids, and a client that has answered it already sends
 
 import json
 import os
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsparse.compression.memory_vectors import digest
 from fedsparse.errors import RunError
 from fedsparse.run.folder import suppress_disk_errors
 
@@ -33,6 +35,8 @@ class Checkpoint:
         The round.
     wall_s : float
         Seconds that the run has taken so far, in all its parts.
+    scenario : str
+        Whose run it is, as TOML.
     strategy, inner : dict
         What `CompressedStrategy.state_dict` and `strategies.inner_state.capture` gave; plain JSON values.
     model, inner_arrays, average : dict of arrays
@@ -43,6 +47,7 @@ class Checkpoint:
 
     server_round: int
     wall_s: float
+    scenario: str
     strategy: dict[str, Any]
     inner: dict[str, Any]
     model: Arrays
@@ -66,6 +71,7 @@ class Checkpoint:
         # safetensors sorts by name, but the order of a model's arrays is that of its coordinates.
         names = {part: list(group) for part, group in self._parts()}
         facts = {"version": VERSION, "round": self.server_round, "wall_s": self.wall_s, "names": names}
+        facts |= {"scenario": self.scenario, "checksum": _checksum(arrays)}
         text = json.dumps(facts | {"strategy": self.strategy, "inner": self.inner})
         folder = run_folder / FOLDER
         target = folder / _NAME.format(self.server_round)
@@ -118,18 +124,23 @@ class Checkpoint:
                     part: {name: file.get_tensor(f"{part}:{name}") for name in names}
                     for part, names in facts["names"].items()
                 }
+            if facts["checksum"] != _checksum(
+                {f"{p}:{name}": a for p, group in parts.items() for name, a in group.items()}
+            ):
+                raise ValueError("its checksum does not match")
+            return cls(
+                server_round=int(facts["round"]),
+                wall_s=float(facts["wall_s"]),
+                scenario=str(facts["scenario"]),
+                strategy=facts["strategy"],
+                inner=facts["inner"],
+                model=parts["model"],
+                inner_arrays=parts["inner"],
+                average=parts["average"],
+                contexts={int(client): state.tobytes() for client, state in parts["context"].items()},
+            )
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"the checkpoint {path} cannot be read ({error}): start over with --overwrite.") from None
-        return cls(
-            server_round=int(facts["round"]),
-            wall_s=float(facts["wall_s"]),
-            strategy=facts["strategy"],
-            inner=facts["inner"],
-            model=parts["model"],
-            inner_arrays=parts["inner"],
-            average=parts["average"],
-            contexts={int(client): state.tobytes() for client, state in parts["context"].items()},
-        )
 
 
 def remove(run_folder: Path) -> None:
@@ -139,6 +150,16 @@ def remove(run_folder: Path) -> None:
         path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
+
+
+def _checksum(arrays: Arrays) -> int:
+    """Return a CRC-32 over the sums of all arrays; safetensors itself has none."""
+    checksum = 0
+    for name in sorted(arrays):
+        checksum = zlib.crc32(
+            digest(np.ascontiguousarray(arrays[name]).reshape(-1)), zlib.crc32(name.encode(), checksum)
+        )
+    return checksum
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

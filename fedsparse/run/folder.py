@@ -94,6 +94,8 @@ class RunFolder:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise RunError(f"{self.path / name} is damaged ({error}): start over with --overwrite.") from None
 
     def write_model(self, arrays: dict[str, Any]) -> None:
         """Write the model's arrays; equal arrays give equal bytes."""
@@ -161,8 +163,14 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a rounds file."""
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line]
+    try:
+        text = path.read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line]
+        if all(isinstance(line, dict) and isinstance(line.get("round"), int) for line in lines):
+            return lines
+        raise ValueError("a line is no round")
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}): start over with --overwrite.") from None
 
 
 def write_text(path: Path, text: str) -> None:

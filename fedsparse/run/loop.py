@@ -16,7 +16,7 @@ from fedsparse.run.folder import RunFolder
 from fedsparse.run.iterates import IterateAverage
 from fedsparse.run.signals import uninterrupted
 from fedsparse.run.task import Task
-from fedsparse.scenario import Scenario
+from fedsparse.scenario import Scenario, to_toml
 from fedsparse.scenario.checks import build_inner
 from fedsparse.scenario.fleet import make_conditions
 from strategies import CompressedStrategy, RoundReport
@@ -77,7 +77,7 @@ class Training:
         self.lines: list[dict[str, Any]] = []
         self.done, self._earlier_s, self._began = 0, 0.0, time.monotonic()
         self._model, self._contexts = task.arrays, dict[int, bytes]()
-        self._job = scenario.job()
+        self._job, self._scenario_text = scenario.job(), to_toml(scenario)
         if checkpoint is not None:
             self._go_on(checkpoint)
 
@@ -101,6 +101,7 @@ class Training:
         Checkpoint(
             server_round=self.done,
             wall_s=self.wall_s,
+            scenario=self._scenario_text,
             strategy=self.strategy.state_dict(),
             inner=inner,
             model=model,

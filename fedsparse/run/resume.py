@@ -6,9 +6,9 @@ from typing import Any
 
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.run.checkpoint import Checkpoint
-from fedsparse.run.folder import SUMMARY, RunFolder
+from fedsparse.run.folder import ROUNDS, SUMMARY, RunFolder
 from fedsparse.run.summary import Summary
-from fedsparse.scenario import Scenario
+from fedsparse.scenario import Scenario, from_toml
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +51,26 @@ def find(out: Path, scenario: Scenario, *, replace: bool) -> Checkpoint | Summar
         checkpoint = Checkpoint.load(out)
         if checkpoint is None and (lost := len(folder.rounds())):
             log.warning("%s has no checkpoint: the run begins anew, its %d rounds are given up", out, lost)
+        if checkpoint is not None:
+            _check_fit(checkpoint, scenario, folder)
         return checkpoint
     except RunError as error:
         if not replace:
             raise
         log.warning("%s", error)
         return None
+
+
+def _check_fit(checkpoint: Checkpoint, scenario: Scenario, folder: RunFolder) -> None:
+    try:
+        strange = bool(differences(from_toml(checkpoint.scenario, "the checkpoint"), scenario))
+    except ConfigError:
+        strange = True
+    if strange:
+        raise RunError(f"the checkpoint in {folder.path} is of another run: start over with --overwrite.")
+    rounds = [line["round"] for line in folder.rounds() if line["round"] <= checkpoint.server_round]
+    if rounds != list(range(1, checkpoint.server_round + 1)):
+        raise RunError(f"{folder.path / ROUNDS} lacks rounds that were run: start over with --overwrite.")
 
 
 def differences(before: Scenario, now: Scenario) -> list[str]:
