@@ -49,6 +49,10 @@ def unknown_key(key: str, allowed: set[str]) -> str:
 
 def _line(item: Any, values: Any) -> str:
     path = tuple(part for part in item["loc"] if isinstance(part, int) or not _is_union_tag(part))
+    given = item["input"]
+    if len(path) > 2 and path[0] in sections() and item["type"] != "extra_forbidden":
+        path = path[:2]  # a table of the user's own names: all of it is shown
+        given = values[path[0]][path[1]]
     key = _dotted(path, values)
     if item["type"] == "extra_forbidden":
         return unknown_key(key, _siblings(path))
@@ -56,16 +60,18 @@ def _line(item: Any, values: Any) -> str:
         return f"{key} is missing: it must be {_allowed(path)}."
     if item["type"] == "literal_error":
         choices = _choices(path)
-        near = get_close_matches(str(item["input"]), choices, n=1, cutoff=0.5)
+        near = get_close_matches(str(given), choices, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        return f"{key} = {item['input']!r} is not allowed.{hint} Allowed: {', '.join(choices)}."
-    return f"{key} = {item['input']!r} is not allowed: it must be {_allowed(path)}."
+        return f"{key} = {given!r} is not allowed.{hint} Allowed: {', '.join(choices)}."
+    return f"{key} = {given!r} is not allowed: it must be {_allowed(path)}."
 
 
 def _is_union_tag(part: str) -> bool:
     """Whether pydantic put the name of a type between the keys, as in ('seeds', 'tuple[int, ...]', 0)."""
     known = {*Scenario.model_fields, *Variant.model_fields, *(key.rpartition(".")[2] for key in all_keys())}
-    return part not in known and ("[" in part or part in ("int", "float", "str", "nullable", "constrained-float"))
+    return part not in known and (
+        "[" in part or part in ("int", "float", "str", "nullable", "constrained-float", "constrained-str")
+    )
 
 
 def _dotted(path: tuple[int | str, ...], values: Any) -> str:
