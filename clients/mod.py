@@ -8,8 +8,6 @@ from typing import Literal
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
 from fedsparse.compression import Compressor, MemoryStore, encode
 from fedsparse.compression.layout import Layout
@@ -29,6 +27,7 @@ from fedsparse.protocol import (
     views,
     without_key,
 )
+from fedsparse.records import from_bytes, to_bytes
 from fedsparse.seeding import entropy
 
 log = logging.getLogger(__name__)
@@ -85,9 +84,9 @@ class CompressionMod:
             )
             if turn.resend is not None:
                 log.info("client %s sends update %d again", directive.client, directive.update_id)
-                rest = _read(turn.resend.attachment)
+                rest = from_bytes(turn.resend.attachment)
                 if _STATE in rest:
-                    context.state = _read(bytes(rest.pop(_STATE)["state"]))  # type: ignore[arg-type]
+                    context.state = from_bytes(bytes(rest.pop(_STATE)["state"]))  # type: ignore[arg-type]
                 return Message(_with_frame(rest, turn.resend.frame), reply_to=message)
 
         message.content = without_key(message.content)
@@ -107,7 +106,7 @@ class CompressionMod:
         receipt = _receipt(directive, delta, turn)
         content = _rest(reply.content, receipt, layout.pack_exact(new, arrays))
         if turn is not None:
-            turn.commit(frame, _written(_with_state(content, context.state)))
+            turn.commit(frame, to_bytes(_with_state(content, context.state)))
         return Message(_with_frame(content, frame), reply_to=message)
 
     def _store(self, directive: Directive, context: Context) -> MemoryStore:
@@ -161,16 +160,8 @@ def _with_state(rest: RecordDict, state: RecordDict) -> RecordDict:
     if not state:
         return rest
     kept = rest.copy()
-    kept[_STATE] = ConfigRecord({"state": _written(state)})
+    kept[_STATE] = ConfigRecord({"state": to_bytes(state)})
     return kept
-
-
-def _written(records: RecordDict) -> bytes:
-    return bytes(recorddict_to_proto(records).SerializeToString())
-
-
-def _read(written: bytes) -> RecordDict:
-    return recorddict_from_proto(RecordDictProto.FromString(written))
 
 
 def _with_frame(rest: RecordDict, frame: bytes) -> RecordDict:

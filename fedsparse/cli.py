@@ -50,7 +50,7 @@ def run(
     SCENARIO is a file, or a name from `fedsparse list scenarios`.
     """
     from fedsparse import scenario as scenarios
-    from fedsparse.run.folder import check_output, is_ours
+    from fedsparse.run.folder import CHECKPOINT, check_output
 
     found = scenarios.load(scenario)
     loaded = scenarios.choose_variant(found, variant)
@@ -59,8 +59,7 @@ def run(
     scenarios.validate_deep(chosen)
     if resume and overwrite:
         raise ConfigError("--resume goes on with a run, --overwrite replaces it: say one of them.")
-    if not (resume and is_ours(folder)):
-        check_output(folder, overwrite=overwrite)
+    check_output(folder, overwrite=overwrite, resume=resume)
 
     from fedsparse.compare import read
     from fedsparse.console import Watch, show_table
@@ -76,7 +75,7 @@ def run(
         with Watch(chosen.rounds) as watch:
             run_scenario(chosen, folder, on_event=watch, verbose=verbose, overwrite=overwrite, resume=resume)
     except (KeyboardInterrupt, RunError):
-        _stopped(folder, " With --resume it goes on from there." if (folder / "checkpoint").is_dir() else "")
+        _stopped(folder, " With --resume it goes on from there." if (folder / CHECKPOINT).is_dir() else "")
         raise
     show_table(read(folder))
     console.print(f"results  {folder}", markup=False)

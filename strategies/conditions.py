@@ -121,8 +121,11 @@ class Conditions:
         """
         if not self.partial_work or self.deadline is None:
             return None
-        known = self._up_bytes.values()
-        up_bytes = self._up_bytes.get(client, int(sum(known) / len(known)) if known else down_bytes)
+        known = self._up_bytes
+        if client in known:
+            up_bytes = known[client]
+        else:
+            up_bytes = int(sum(known.values()) / len(known)) if known else down_bytes
         device = self.fleet.device(client)
         left = self.deadline - device.download_seconds(down_bytes) - device.upload_seconds(up_bytes)
         return max(1, int(left / device.compute_seconds(self.fleet.flop_per_step)))
@@ -143,10 +146,9 @@ class Conditions:
         end = max((member.seconds for member in members), default=0.0)
         if self._wanted is not None and len(arrivals) >= self._wanted:
             end = arrivals[self._wanted - 1].seconds
-        in_time = arrivals[: self._wanted] if self._wanted is not None else arrivals
-        if self.deadline is not None and end > self.deadline:
-            end = self.deadline
-        counted = {member.client for member in in_time if member.seconds <= end}
+        if self.deadline is not None:
+            end = min(end, self.deadline)
+        counted = {member.client for member in arrivals[: self._wanted] if member.seconds <= end}
         self.now += end
         return Verdict(
             seconds=end,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsparse.errors import ConfigError, FedsparseError, RunError
-from fedsparse.run import RoundDone, Started, run_scenario
+from fedsparse.run import RoundDone, Started, environment, run_scenario
 from fedsparse.scenario import Scenario
 
 _PR_SET_PDEATHSIG = 1
@@ -73,7 +73,7 @@ def run_pieces(pieces: Iterable[Piece], jobs: int, **options: Any) -> Generator[
         Where a process was killed; what it had written stays.
     """
     context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, environment.cpus() // jobs)
     left, running = iter(pieces), dict[Connection, tuple[SpawnProcess, Piece]]()
     try:
         while True:

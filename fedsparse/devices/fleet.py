@@ -20,8 +20,8 @@ class Member:
 
     Parameters
     ----------
-    client, device : str, Device
-        Who, and on what.
+    client : str
+        Who.
     down_s, compute_s, up_s : float
         Virtual seconds of its three parts.
     dropped : bool
@@ -29,7 +29,6 @@ class Member:
     """
 
     client: str
-    device: Device
     down_s: float
     compute_s: float
     up_s: float
@@ -106,10 +105,9 @@ class Fleet:
     def device(self, client: str) -> Device:
         """Return a client's device, with its own speed and bandwidth."""
         if client not in self._own:
-            number = int(client) if client.isdecimal() and int(client) < self.num_clients else None
-            if number is None:
+            if not client.isdecimal() or int(client) >= self.num_clients:
                 raise ConfigError(f"no device for client {client!r}: the fleet has 0 to {self.num_clients - 1}.")
-            device = self.kinds[number]
+            device = self.kinds[int(client)]
             compute, network = generator(self.seed, "device", client).standard_normal(2)
             faster, wider = exp(self.compute_sigma * compute), exp(self.network_sigma * network)
             self._own[client] = replace(
@@ -131,7 +129,6 @@ class Fleet:
         dropped, moment = bool(rng.random() < self.dropout), float(rng.random())
         return Member(
             client,
-            device,
             down_s=device.download_seconds(down_bytes),
             compute_s=device.compute_seconds(steps * self.flop_per_step),
             up_s=device.upload_seconds(up_bytes),

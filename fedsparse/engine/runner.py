@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+
+from fedsparse.records import from_bytes, to_bytes
 
 from ._flwr import APP_RAISED, RUN_ID, ensure_identity, rebuild_message
 from .transport import Packed, pack, unpack
@@ -86,7 +86,7 @@ class Runner:
             context = self._context(job, message)
             answer = self.app(message, context)
             _check_reply(answer, message)
-            state = _written(context.state)
+            state = to_bytes(context.state) if context.state else None
             sent = answer.metadata.created_at, answer.metadata.ttl
             if answer.has_error():
                 return Outcome(None, *sent, answer.error.code, str(answer.error.reason), state)
@@ -102,17 +102,9 @@ class Runner:
             run_id=message.metadata.run_id,
             node_id=message.metadata.dst_node_id,
             node_config={**self.node_config, "partition-id": job.client, "num-partitions": self.num_clients},
-            state=RecordDict() if job.state is None else _read(job.state),
+            state=RecordDict() if job.state is None else from_bytes(job.state),
             run_config=dict(self.run_config),
         )
-
-
-def _written(state: RecordDict) -> bytes | None:
-    return recorddict_to_proto(state).SerializeToString() if state else None
-
-
-def _read(state: bytes) -> RecordDict:
-    return recorddict_from_proto(RecordDictProto.FromString(state))
 
 
 def _check_reply(answer: Any, message: Message) -> None:

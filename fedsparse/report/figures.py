@@ -43,9 +43,8 @@ def accuracy_by_time(comparison: Comparison) -> Figure | None:
     if not comparison.has_clock:
         return None
     longest = max(variant.mean("virtual_s") or 0.0 for variant in comparison.variants)
-    unit, name = next(
-        (u, n) for u, n in ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds")) if longest >= 2 * u or u == 1
-    )
+    units = ((3600.0, "hours"), (60.0, "minutes"))
+    unit, name = next(((unit, name) for unit, name in units if longest >= 2 * unit), (1.0, "seconds"))
     clocked = [variant for variant in comparison.variants if variant.mean("virtual_s") is not None]
 
     def clock(run: Run) -> list[float]:

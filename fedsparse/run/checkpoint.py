@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from fedsparse.compression.memory_vectors import digest
 from fedsparse.errors import RunError
-from fedsparse.run.folder import suppress_disk_errors
+from fedsparse.run.folder import CHECKPOINT, suppress_disk_errors
 
-FOLDER, VERSION = "checkpoint", 1
+VERSION = 1
 _NAME = "round-{:09d}.safetensors"
 
 Arrays = dict[str, NDArray[Any]]
@@ -67,13 +67,14 @@ class Checkpoint:
         """
         from safetensors.numpy import save
 
-        arrays = {f"{part}:{name}": _plain(array) for part, group in self._parts() for name, array in group.items()}
+        parts = self._parts()
+        arrays = _named(parts)
         # safetensors sorts by name, but the order of a model's arrays is that of its coordinates.
-        names = {part: list(group) for part, group in self._parts()}
+        names = {part: list(group) for part, group in parts.items()}
         facts = {"version": VERSION, "round": self.server_round, "wall_s": self.wall_s, "names": names}
         facts |= {"scenario": self.scenario, "checksum": _checksum(arrays)}
         text = json.dumps(facts | {"strategy": self.strategy, "inner": self.inner})
-        folder = run_folder / FOLDER
+        folder = run_folder / CHECKPOINT
         target = folder / _NAME.format(self.server_round)
         partial = target.with_suffix(".partial")
         with suppress_disk_errors(folder):
@@ -88,14 +89,9 @@ class Checkpoint:
                 if old != target:
                     old.unlink(missing_ok=True)
 
-    def _parts(self) -> list[tuple[str, Arrays]]:
+    def _parts(self) -> dict[str, Arrays]:
         contexts: Arrays = {str(client): np.frombuffer(state, np.uint8) for client, state in self.contexts.items()}
-        return [
-            ("model", self.model),
-            ("inner", self.inner_arrays),
-            ("average", self.average),
-            ("context", contexts),
-        ]
+        return {"model": self.model, "inner": self.inner_arrays, "average": self.average, "context": contexts}
 
     @classmethod
     def load(cls, run_folder: Path) -> Self | None:
@@ -106,7 +102,7 @@ class Checkpoint:
         RunError
             It is damaged, or of another version.
         """
-        files = sorted((run_folder / FOLDER).glob("round-*.safetensors"))
+        files = sorted((run_folder / CHECKPOINT).glob("round-*.safetensors"))
         if not files:
             return None
         from safetensors import SafetensorError, safe_open
@@ -124,9 +120,7 @@ class Checkpoint:
                     part: {name: file.get_tensor(f"{part}:{name}") for name in names}
                     for part, names in facts["names"].items()
                 }
-            if facts["checksum"] != _checksum(
-                {f"{p}:{name}": a for p, group in parts.items() for name, a in group.items()}
-            ):
+            if facts["checksum"] != _checksum(_named(parts)):
                 raise ValueError("its checksum does not match")
             return cls(
                 server_round=int(facts["round"]),
@@ -145,7 +139,7 @@ class Checkpoint:
 
 def remove(run_folder: Path) -> None:
     """Forget a run's checkpoint: it is complete."""
-    folder = run_folder / FOLDER
+    folder = run_folder / CHECKPOINT
     for path in folder.glob("round-*"):
         path.unlink(missing_ok=True)
     with suppress(OSError):
@@ -156,11 +150,10 @@ def _checksum(arrays: Arrays) -> int:
     """Return a CRC-32 over the sums of all arrays; safetensors itself has none."""
     checksum = 0
     for name in sorted(arrays):
-        checksum = zlib.crc32(
-            digest(np.ascontiguousarray(arrays[name]).reshape(-1)), zlib.crc32(name.encode(), checksum)
-        )
+        checksum = zlib.crc32(digest(arrays[name].reshape(-1)), zlib.crc32(name.encode(), checksum))
     return checksum
 
 
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(array, order="C")
+def _named(parts: dict[str, Arrays]) -> Arrays:
+    """Return the arrays of all parts, laid out as they are written."""
+    return {f"{part}:{name}": np.asarray(a, order="C") for part, group in parts.items() for name, a in group.items()}

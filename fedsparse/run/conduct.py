@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsparse.errors import ConfigError
 from fedsparse.run import environment
-from fedsparse.run.checkpoint import Checkpoint, remove
-from fedsparse.run.disk import check_disk
 from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, check_output, is_ours
 from fedsparse.run.grids import Grids
 from fedsparse.run.lock import exclusive
 from fedsparse.run.logs import logs
-from fedsparse.run.resume import find
 from fedsparse.run.signals import terminates, uninterrupted
 from fedsparse.run.summary import Summary, summarise
 from fedsparse.scenario import Scenario, validate_deep
@@ -23,6 +20,7 @@ from fedsparse.scenario import Scenario, validate_deep
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+    from fedsparse.run.checkpoint import Checkpoint
     from fedsparse.run.task import Task
 
 
@@ -107,8 +105,7 @@ def run_scenario(
 
         scenario = apply_overrides(scenario, [f"engine.name={engine}"])
     validate_deep(scenario)
-    if not (resume and is_ours(Path(out))):
-        check_output(out, overwrite=overwrite)
+    check_output(out, overwrite=overwrite, resume=resume)
     command = command or environment.command()
     with terminates(), logs(verbose), exclusive(out):
         if scenario.engine.name == "flower":
@@ -119,10 +116,13 @@ def run_scenario(
             return run_on_flower(scenario, Path(out), on_event, verbose, overwrite, command)
         checkpoint = None
         if resume and is_ours(Path(out)):
+            from fedsparse.run.resume import find
+
             earlier = find(Path(out), scenario, replace=overwrite)
             if isinstance(earlier, Summary):
                 return earlier
             checkpoint, overwrite = earlier, True
+        from fedsparse.run.disk import check_disk
         from fedsparse.run.task import Task
 
         task = Task(scenario)
@@ -155,7 +155,7 @@ def conduct(
     on_event: Listener | None = None,
     *,
     keep_model: bool = False,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: "Checkpoint | None" = None,
 ) -> Summary:
     """Train on a grid, and write the folder's files.
 
@@ -174,6 +174,7 @@ def conduct(
     checkpoint : Checkpoint, optional
         Go on from there.
     """
+    from fedsparse.run.checkpoint import remove
     from fedsparse.run.loop import Training
     from fedsparse.scenario.advice import advice
 

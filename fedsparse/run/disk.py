@@ -6,6 +6,7 @@ from math import ceil
 from pathlib import Path
 
 from fedsparse.errors import ConfigError
+from fedsparse.run.folder import existing
 from fedsparse.scenario import Scenario
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,7 @@ def check_disk(scenario: Scenario, num_parameters: int, folder: Path) -> None:
         There is not enough space.
     """
     need = memory_bytes(scenario, num_parameters)
-    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing(folder)).free
     what = f"the clients' error memories take up to {_size(need)} in {folder}, {_size(free)} are free"
     if need > free:
         half = 'compression.memory_dtype = "float16", ' if scenario.compression.memory_dtype == "float32" else ""

@@ -22,10 +22,14 @@ def versions() -> dict[str, str]:
     return found
 
 
+def cpus() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine() -> str:
     """Return a short description of this machine."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_cpu_name()}, {cpus} CPUs, {platform.system()} {platform.machine()}"
+    return f"{_cpu_name()}, {cpus()} CPUs, {platform.system()} {platform.machine()}"
 
 
 def command() -> str:

@@ -14,9 +14,9 @@ from fedsparse.scenario import Scenario, from_toml, to_toml
 
 SCENARIO, ROUNDS, SUMMARY = "scenario.toml", "rounds.jsonl", "summary.json"
 MODEL, PARTITION, REPORT = "model.safetensors", "partition.json", "report.html"
-TABLE, RUNS = "summary.csv", "runs.csv"
+TABLE, RUNS, CHECKPOINT = "summary.csv", "runs.csv", "checkpoint"
 _FILES = (SCENARIO, ROUNDS, SUMMARY, MODEL, PARTITION, REPORT, TABLE, RUNS)
-_FOLDERS = ("memory", "checkpoint", ".memory")
+_FOLDERS = ("memory", CHECKPOINT, ".memory")
 
 
 class RunFolder:
@@ -56,10 +56,9 @@ class RunFolder:
         """Get ready to go on after a round: later ones were not completed, and do not count."""
         lines = [line for line in self.rounds() if line["round"] <= server_round]
         with suppress_disk_errors(self.path):
-            for path in self.path.glob(".*.partial"):
-                path.unlink(missing_ok=True)
+            _remove_partial(self.path)
             write_text(self.path / SCENARIO, to_toml(scenario))
-            write_text(self.path / ROUNDS, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+            write_text(self.path / ROUNDS, "".join(map(_written, lines)))
 
     @property
     def memory(self) -> Path:
@@ -69,7 +68,7 @@ class RunFolder:
     def add_round(self, line: dict[str, Any]) -> None:
         """Append one round; it is on its way to the disk when this returns."""
         with suppress_disk_errors(self.path), open(self.path / ROUNDS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(line), allow_nan=False) + "\n")
+            file.write(_written(line))
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the rounds written so far; a last line that a killed process left unfinished does not count."""
@@ -105,9 +104,14 @@ class RunFolder:
             write_bytes(self.path / MODEL, save(arrays))
 
 
-def check_output(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Refuse an output folder that is in use or cannot be written, without creating anything."""
+def check_output(path: str | os.PathLike[str], *, overwrite: bool = False, resume: bool = False) -> None:
+    """Refuse an output folder that is in use or cannot be written, without creating anything.
+
+    With `resume` one that is ours is let through, whatever it holds.
+    """
     folder = Path(path)
+    if resume and is_ours(folder):
+        return
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"the output {folder} is a file: choose a folder with --out.")
     if folder.is_dir() and any(not _is_partial(path) for path in folder.iterdir()):
@@ -116,12 +120,12 @@ def check_output(path: str | os.PathLike[str], *, overwrite: bool = False) -> No
                 f"the output folder {folder} is not empty and holds no run of fedsparse: choose another with --out."
             )
         if not overwrite:
-            go_on = "--resume to go on with it, " if (folder / "checkpoint").is_dir() else ""
+            go_on = "--resume to go on with it, " if (folder / CHECKPOINT).is_dir() else ""
             raise ConfigError(
                 f"the output folder {folder} already holds a run. Say {go_on}--overwrite to replace it, or choose "
                 "another folder with --out."
             )
-    nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    nearest = existing(folder)
     try:
         # Permissions do not tell of read-only disks, and mean nothing to root.
         tempfile.TemporaryDirectory(prefix=".fedsparse-", dir=nearest).cleanup()
@@ -129,6 +133,11 @@ def check_output(path: str | os.PathLike[str], *, overwrite: bool = False) -> No
         raise ConfigError(
             f"cannot write the output folder {folder}: {nearest}: {error.strerror}. Choose another folder with --out."
         ) from None
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
 
 
 def is_ours(folder: Path) -> bool:
@@ -141,10 +150,14 @@ def _is_partial(path: Path) -> bool:
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".partial"))
 
 
-def clear(folder: Path) -> None:
-    """Remove what runs and comparisons write, and nothing else, so that a wrong --out cannot cost other files."""
+def _remove_partial(folder: Path) -> None:
     for path in folder.glob(".*.partial"):
         path.unlink(missing_ok=True)
+
+
+def clear(folder: Path) -> None:
+    """Remove what runs and comparisons write, and nothing else, so that a wrong --out cannot cost other files."""
+    _remove_partial(folder)
     if not folder.is_dir() or not is_ours(folder):
         return
     for inner in folder.glob("*/seed-*"):
@@ -171,6 +184,10 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
         raise ValueError("a line is no round")
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}): start over with --overwrite.") from None
+
+
+def _written(line: dict[str, Any]) -> str:
+    return json.dumps(finite(line), allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

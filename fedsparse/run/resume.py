@@ -27,38 +27,39 @@ def find(out: Path, scenario: Scenario, *, replace: bool) -> Checkpoint | Summar
     """
     folder = RunFolder(out)
     try:
-        before = folder.scenario()
-        if (before.variant or any(out.glob("*/seed-*"))) and not replace:
-            raise ConfigError(
-                f"{out} holds a comparison, not a run: `fedsparse compare` goes on with it; choose another --out."
-            )
-        changed = differences(before, scenario)
+        _check_same(folder, scenario)
     except ConfigError:
         if replace:
             return None
         raise
-    if changed and replace:
-        return None
-    if changed:
-        raise ConfigError(
-            f"the run in {out} cannot be resumed with other settings: {'; '.join(changed[:4])}. Resume it with its "
-            "own, or start over with --overwrite."
-        )
     summary = folder.read_json(SUMMARY)
     if summary is not None and summary.get("status") == "completed":
         return Summary.from_json(summary)
     try:
         checkpoint = Checkpoint.load(out)
-        if checkpoint is None and (lost := len(folder.rounds())):
-            log.warning("%s has no checkpoint: the run begins anew, its %d rounds are given up", out, lost)
         if checkpoint is not None:
             _check_fit(checkpoint, scenario, folder)
+        elif lost := len(folder.rounds()):
+            log.warning("%s has no checkpoint: the run begins anew, its %d rounds are given up", out, lost)
         return checkpoint
     except RunError as error:
         if not replace:
             raise
         log.warning("%s", error)
         return None
+
+
+def _check_same(folder: RunFolder, scenario: Scenario) -> None:
+    before = folder.scenario()
+    if before.variant or any(folder.path.glob("*/seed-*")):
+        raise ConfigError(
+            f"{folder.path} holds a comparison, not a run: `fedsparse compare` goes on with it; choose another --out."
+        )
+    if changed := differences(before, scenario):
+        raise ConfigError(
+            f"the run in {folder.path} cannot be resumed with other settings: {'; '.join(changed[:4])}. Resume it with "
+            "its own, or start over with --overwrite."
+        )
 
 
 def _check_fit(checkpoint: Checkpoint, scenario: Scenario, folder: RunFolder) -> None:

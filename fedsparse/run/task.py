@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsparse.errors import ConfigError
+from fedsparse.run.environment import cpus
 from fedsparse.scenario import Scenario
 from fedsparse.scenario.fleet import check_device_memory
 from fedsparse.scenario.problems import about
@@ -144,9 +145,8 @@ def _all_threads() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(min(cpus, int(limit)) if limit.isdecimal() and int(limit) else cpus)
+    torch.set_num_threads(min(cpus(), int(limit)) if limit.isdecimal() and int(limit) else cpus())
     try:
         yield
     finally:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedsparse.errors import ConfigError, unknown_name
-from fedsparse.scenario.fleet import check_devices
 from fedsparse.scenario.problems import about
 from fedsparse.scenario.schema import Scenario
 
@@ -31,6 +30,7 @@ def validate_deep(scenario: Scenario) -> None:
         check_dataset(scenario.data.dataset, scenario.data.data_dir)
     build_inner(scenario)
     from fedsparse.models import check_model
+    from fedsparse.scenario.fleet import check_devices
 
     with about(f"model.name = {scenario.model.name!r}"):
         check_model(scenario.model.name)

@@ -29,10 +29,22 @@ def make_mix(devices: Devices) -> dict[Device, float]:
     return {own[name] if name in own else get_profile(name): share for name, share in shares.items()}
 
 
-def make_fleet(scenario: Scenario, flop_per_step: float) -> Fleet:
-    """Return the devices of a scenario's clients; `flop_per_step` are the operations of one local step."""
+def make_conditions(scenario: Scenario, flop_per_step: float, typical_steps: float = 1.0) -> "Conditions":
+    """Return a scenario's devices on a virtual clock.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With a mix.
+    flop_per_step : float
+        Floating-point operations of one local step.
+    typical_steps : float
+        Local steps that a client usually takes.
+    """
+    from strategies.conditions import Conditions
+
     devices = scenario.devices
-    return Fleet(
+    fleet = Fleet(
         make_mix(devices),
         scenario.data.num_clients,
         scenario.seed,
@@ -42,15 +54,8 @@ def make_fleet(scenario: Scenario, flop_per_step: float) -> Fleet:
         availability=make_availability(devices.availability),
         dropout=devices.dropout,
     )
-
-
-def make_conditions(scenario: Scenario, flop_per_step: float, typical_steps: float = 1.0) -> "Conditions":
-    """Return a scenario's devices on a virtual clock; a client usually takes `typical_steps` local steps."""
-    from strategies.conditions import Conditions
-
-    devices = scenario.devices
     return Conditions(
-        make_fleet(scenario, flop_per_step),
+        fleet,
         deadline=devices.deadline,
         over_select=devices.over_select,
         partial_work=devices.partial_work,
