@@ -98,7 +98,7 @@ class RayGrid(BaseGrid):
         self._handed_out = 0
         self._next_expiry = float("inf")
         self._pool: WorkerPool | None = None
-        self._room_made, self._too_big = 0.0, set[int]()
+        self._too_big = set[int]()
         loading = _Loading(client_app)
         self._session = RaySession(
             address=address, object_store_memory=object_store_memory, options=ray_options, verbose=verbose
@@ -237,13 +237,12 @@ class RayGrid(BaseGrid):
     def _make_room(self, event: Done, crowded: list[tuple[Task, str]]) -> None:
         """Run half as many clients at the same time: together they took more memory than there is.
 
-        Not for those that ran beside the same others as the last time, nor for a client that is too big even so.
+        Not for those that began before the last room was made, nor for a client that is too big even so.
         """
-        began = time.monotonic() - event.seconds
-        if began < self._room_made or all(task.client in self._too_big for task, _ in crowded):
+        pool, began = self._running, time.monotonic() - event.seconds
+        if pool.shrinking or began < pool.shrunk_at or all(task.client in self._too_big for task, _ in crowded):
             return
-        before, after = self.num_workers, self._running.halve()
-        self._room_made = time.monotonic()
+        before, after = self.num_workers, pool.halve()
         if after < before:
             task, reason = crowded[0]
             log.warning(

@@ -86,7 +86,7 @@ class WorkerPool:
         verbose: bool = False,
     ) -> None:
         self._arrays = arrays
-        self._failed_starts = 0
+        self._failed_starts, self.shrunk_at = 0, 0.0
         self._actor = _actor_class().options(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0, max_task_retries=0)
         try:
             self._settings = cloudpickle.dumps(settings)  # type: ignore[no-untyped-call]
@@ -112,9 +112,12 @@ class WorkerPool:
     def next_free(self, depth: int) -> Worker | None:
         """Return the worker with the least to do, if it has less than `depth` batches, no suspect, and is not stuck.
 
-        One that is still starting gets nothing: if it died, nobody could tell its start from its work.
+        One that is still starting gets nothing: if it died, nobody could tell its start from its work. While workers
+        leave, nobody gets anything: the room that is being made would be taken before it is there.
         """
-        ready = [w for w in self.workers if w.ready is None and w.stop_at is None and not w.leaving]
+        if self.shrinking:
+            return None
+        ready = [worker for worker in self.workers if worker.ready is None and worker.stop_at is None]
         free = [worker for worker in ready if len(worker.batches) < depth and not _has_suspect(worker)]
         return min(free, key=lambda worker: len(worker.batches), default=None)
 
@@ -171,18 +174,24 @@ class WorkerPool:
         times = [worker.stop_at for worker in self.workers if worker.stop_at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
+    @property
+    def shrinking(self) -> bool:
+        """Whether workers are on their way out; when the last one had gone, `shrunk_at` tells."""
+        return any(worker.leaving for worker in self.workers)
+
     def halve(self) -> int:
         """Let half of the workers end once they have answered what they have; return how many stay, at least one."""
-        staying = [worker for worker in self.workers if not worker.leaving]
-        for worker in staying[len(staying) - len(staying) // 2 :]:
+        stay = len(self.workers) - len(self.workers) // 2
+        for worker in self.workers[stay:]:
             worker.leaving = True
             if not worker.batches:
                 self._remove(worker)
-        return len(staying) - len(staying) // 2
+        return stay
 
     def _remove(self, worker: Worker) -> None:
         _kill(worker)
         self.workers.remove(worker)
+        self.shrunk_at = time.monotonic()
 
     def close(self) -> None:
         """End all workers."""
