@@ -366,7 +366,10 @@ def test_killed_workers_change_nothing(tmp_path: Path) -> None:
     killed = []
 
     def kill(event: Started | RoundDone) -> None:
-        if isinstance(event, RoundDone) and event.line["round"] % 2 and (workers := own_workers()):
+        if isinstance(event, RoundDone) and event.line["round"] % 2:
+            deadline = time.monotonic() + 10  # rounds are quick, and a new process has no name at first
+            while not (workers := own_workers()) and time.monotonic() < deadline:
+                time.sleep(0.05)
             os.kill(workers[0], signal.SIGKILL)
             killed.append(workers[0])
 
