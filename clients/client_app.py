@@ -18,6 +18,7 @@ from clients.job import Job, parse_job
 from clients.mod import CompressionMod
 from clients.training import evaluate, torch_threads, train
 from fedsparse.data import Dataset, load_dataset, partition
+from fedsparse.data.local import load_local
 from fedsparse.errors import ConfigError
 from fedsparse.models import build_model
 from fedsparse.protocol import JOB_KEY, MAX_STEPS, WORK_KEY, only, views
@@ -32,6 +33,28 @@ def _data(dataset: str, data_dir: str | None) -> Dataset:
 def _parts(dataset: str, data_dir: str | None, spec: str, num_clients: int, seed: int) -> list[NDArray[np.int64]]:
     data = _data(dataset, data_dir)
     return partition(spec, data.y_train, num_clients, seed, data.groups)
+
+
+@lru_cache(maxsize=1)
+def _own_data(source: str, input_shape: tuple[int, ...] | None, num_classes: int | None) -> Dataset:
+    return load_local(source, input_shape, num_classes)
+
+
+def _examples(job: Job, number: int, context: Context) -> tuple[Dataset, NDArray[np.int64]]:
+    """Return the data and which of them are this client's: all of the device's own, or a part of the shared set."""
+    if source := context.node_config.get("data"):
+        data = _own_data(str(source), job.input_shape, job.num_classes)
+        return data, np.arange(len(data.y_train))
+    if number >= job.num_clients:
+        raise ConfigError(f"partition-id is {number}, the data are divided among {job.num_clients} clients.")
+    parts = _parts(job.dataset, job.data_dir, job.partition, job.num_clients, job.seed)
+    return _data(job.dataset, job.data_dir), parts[number]
+
+
+def _threads(job: Job, context: Context) -> int:
+    """Return the threads of training: what the device allows, or else what the scenario says."""
+    own = context.node_config.get("threads")
+    return own if isinstance(own, int) and not isinstance(own, bool) and own > 0 else job.num_threads
 
 
 @lru_cache(maxsize=4)
@@ -84,10 +107,7 @@ def _open(message: Message, context: Context) -> _Client:
             "(pass it as train_config to the strategy's start)."
         )
     job, number = parse_job(str(config[JOB_KEY])), partition_id(context)
-    if number >= job.num_clients:
-        raise ConfigError(f"partition-id is {number}, the data are divided among {job.num_clients} clients.")
-    data = _data(job.dataset, job.data_dir)
-    part = _parts(job.dataset, job.data_dir, job.partition, job.num_clients, job.seed)[number]
+    data, part = _examples(job, number, context)
     device = pick_device(job.device)
     flat = _model(job.model, data.input_shape, data.num_classes, job.seed, str(device))
     flat.load(views(only(message.content.array_records, "ArrayRecord")))
@@ -103,7 +123,7 @@ def _train(message: Message, context: Context) -> Message:
         settings = replace(settings, proximal_mu=_number(client.config, "proximal-mu"))
     if (work := message.content.config_records.get(WORK_KEY)) is not None:
         settings = replace(settings, max_steps=int(_number(work, MAX_STEPS)))
-    with torch_threads(job.num_threads):
+    with torch_threads(_threads(job, context)):
         result = train(
             flat,
             data.x_train,
@@ -125,7 +145,7 @@ def _train(message: Message, context: Context) -> Message:
 def _evaluate(message: Message, context: Context) -> Message:
     client = _open(message, context)
     data, flat = client.data, client.flat
-    with torch_threads(client.job.num_threads):
+    with torch_threads(_threads(client.job, context)):
         loss, accuracy = evaluate(flat.model, data.x_train, data.y_train, data.scale, flat.device, client.part)
     metrics = MetricRecord({"num-examples": int(client.part.size), "loss": loss, "accuracy": accuracy})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -55,7 +55,10 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Job:
-    """Data, model and training of one run; hashable, so that a worker builds each thing once."""
+    """Data, model and training of one run; hashable, so that a worker builds each thing once.
+
+    `input_shape` and `num_classes` are what the model takes, for devices that bring their own data.
+    """
 
     seed: int
     dataset: str
@@ -66,6 +69,8 @@ class Job:
     train: TrainSettings
     device: str = "auto"
     num_threads: int = 1
+    input_shape: tuple[int, ...] | None = None
+    num_classes: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("job", "num_clients", self.num_clients, 1)
@@ -99,6 +104,8 @@ def parse_job(text: str) -> Job:
             train=TrainSettings(**train),
             device=str(raw.get("device", "auto")),
             num_threads=raw.get("num_threads", 1),
+            input_shape=tuple(int(n) for n in data["input_shape"]) if "input_shape" in data else None,
+            num_classes=int(data["num_classes"]) if "num_classes" in data else None,
         )
     except ConfigError as error:
         raise ConfigError(f"the server's job: {error}") from None

@@ -25,6 +25,9 @@ SetOption = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. --set train.lr=0.1; repeatable.")
 ]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="inline, ray or flower.")]
+FederationOption = Annotated[
+    Path | None, typer.Option("--federation", metavar="DIR", help="The federation's folder, for --engine deployment.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the results; default runs/NAME.")]
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time; more than one needs --engine inline.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in that folder.")]
@@ -40,6 +43,7 @@ def run(
     overrides: SetOption = [],  # noqa: B006  (typer reads it, nobody changes it)
     variant: Annotated[str | None, typer.Option("--variant", help="Run this variant of the scenario.")] = None,
     engine: EngineOption = None,
+    federation: FederationOption = None,
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
@@ -54,7 +58,7 @@ def run(
 
     found = scenarios.load(scenario)
     loaded = scenarios.choose_variant(found, variant)
-    chosen = scenarios.apply_overrides(loaded, [*overrides, *_engine(engine)])
+    chosen = scenarios.apply_overrides(loaded, [*overrides, *_engine(engine, federation)])
     folder = out or Path("runs") / (chosen.name if variant is None else f"{chosen.name}-{variant}")
     scenarios.validate_deep(chosen)
     if resume and overwrite:
@@ -88,6 +92,7 @@ def compare(
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="0,1,2", help="Default: the scenario's.")] = None,
     overrides: SetOption = [],  # noqa: B006  (typer reads it, nobody changes it)
     engine: EngineOption = None,
+    federation: FederationOption = None,
     jobs: JobsOption = 1,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
@@ -99,7 +104,7 @@ def compare(
     """
     from fedsparse import scenario as scenarios
 
-    loaded = scenarios.apply_overrides(scenarios.load(scenario), [*overrides, *_engine(engine)])
+    loaded = scenarios.apply_overrides(scenarios.load(scenario), [*overrides, *_engine(engine, federation)])
     chosen = _seeds(seeds) or loaded.seeds or (loaded.seed,)
     folder = out or Path("runs") / loaded.name
     variants = scenarios.expand(loaded)
@@ -189,8 +194,9 @@ def _root(
         raise typer.Exit
 
 
-def _engine(name: str | None) -> list[str]:
-    return [] if name is None else [f"engine.name={name}"]
+def _engine(name: str | None, federation: Path | None) -> list[str]:
+    chosen = [] if name is None else [f"engine.name={name}"]
+    return chosen if federation is None else [*chosen, f"engine.federation={str(federation)!r}"]
 
 
 def _seeds(text: str | None) -> tuple[int, ...] | None:

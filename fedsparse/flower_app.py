@@ -6,10 +6,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsparse.engine.deployed_grid import DeployedGrid
 from fedsparse.errors import ConfigError
 from fedsparse.run import RoundDone, RunFolder, Started
+from fedsparse.run.checkpoint import Checkpoint
 from fedsparse.run.conduct import conduct, run_name
 from fedsparse.run.folder import ROUNDS, SCENARIO
+from fedsparse.run.resume import find
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario, apply_overrides, from_toml, load, shipped, validate_deep
 
@@ -22,25 +25,33 @@ def main(grid: Grid, context: Context) -> None:
 
     Its keys: ``scenario`` (a file, the name of one that comes with fedsparse, or its text), ``overrides`` (like
     ``"rounds=3 train.lr=0.1"``), ``out`` (the folder of the run; default ``runs/NAME-RUN_ID`` where this process runs),
-    ``command`` (for the record).
+    ``command`` (for the record), ``deployment`` and ``resume`` (set by `fedsparse run --engine deployment`).
     """
-    config = context.run_config
+    config, deployed = context.run_config, bool(context.run_config.get("deployment"))
     scenario = apply_overrides(_scenario(str(config["scenario"])), shlex.split(str(config.get("overrides", ""))))
-    scenario = apply_overrides(scenario.model_copy(update={"variant": ()}), ["engine.name=flower"])
+    engine = "deployment" if deployed else "flower"
+    scenario = apply_overrides(scenario.model_copy(update={"variant": ()}), [f"engine.name={engine}"])
     validate_deep(scenario)
     out = Path(str(config.get("out", "")) or f"runs/{scenario.name}-{context.run_id}").absolute()
-    folder = _folder(out, scenario)
-    name = run_name(scenario, out) if config.get("memory-dir") else f"{scenario.name}-{context.run_id}"
+    checkpoint = find(out, scenario, replace=False) if config.get("resume") else None
+    if isinstance(checkpoint, Checkpoint):
+        folder = RunFolder(out)
+        folder.reopen(scenario, checkpoint.server_round)
+        name = str(checkpoint.strategy["run"])
+    else:
+        folder, checkpoint = _folder(out, scenario), None
+        name = run_name(scenario, out) if config.get("memory-dir") else f"{scenario.name}-{context.run_id}"
     print(f"the run folder is {out}", flush=True)
     conduct(
         scenario,
         Task(scenario),
         folder,
-        grid,
+        DeployedGrid(grid) if deployed else grid,
         name,
         str(config.get("command") or f"flwr run . --run-config 'scenario=\"{scenario.name}\"'"),
         _tell,
-        keep_model=True,
+        keep_model=not deployed,
+        checkpoint=checkpoint,
     )
 
 

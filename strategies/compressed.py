@@ -54,6 +54,9 @@ class CompressedStrategy(Strategy):
         Size of the cohort S_t.
     num_clients : int, optional
         Wait for that many clients before the first round.
+    min_clients : int, optional
+        Wait for that many clients before each round, and go on with those that are there. Default: `num_clients` before
+        the first round, `clients_per_round` before the others.
     weighting : {"num_examples", "uniform"}
         Weight of an update: the client's examples (McMahan et al. 2017), or 1/R for each (as in the three papers).
     error_memory : bool
@@ -93,6 +96,7 @@ class CompressedStrategy(Strategy):
         seed: int = 0,
         clients_per_round: int | None = None,
         num_clients: int | None = None,
+        min_clients: int | None = None,
         weighting: Literal["num_examples", "uniform"] = "num_examples",
         error_memory: bool = True,
         exact: Sequence[str] = DEFAULT_EXACT,
@@ -111,12 +115,13 @@ class CompressedStrategy(Strategy):
             raise unknown_name("weighting", weighting, ["num_examples", "uniform"])
         if memory_dtype not in ("float32", "float16"):
             raise unknown_name("memory_dtype", memory_dtype, ["float32", "float16"])
-        for name, value in (("clients_per_round", clients_per_round), ("num_clients", num_clients), ("rounds", rounds)):
+        counts = {"clients_per_round": clients_per_round, "num_clients": num_clients, "min_clients": min_clients}
+        for name, value in (counts | {"rounds": rounds}).items():
             if value is not None:
                 check_whole("CompressedStrategy", name, value, 1)
         self.inner, self.policy = inner, make_policy(uplink)
         self.seed, self.clients_per_round, self.num_clients = seed, clients_per_round, num_clients
-        self.weighting, self.error_memory = weighting, error_memory
+        self.min_clients, self.weighting, self.error_memory = min_clients, weighting, error_memory
         check_number("CompressedStrategy", "momentum_correction", momentum_correction, 0.0, 1.0)
         if momentum_correction == 1.0:
             raise ConfigError("momentum_correction must be below 1, or the momentum never ends.")
@@ -202,7 +207,7 @@ class CompressedStrategy(Strategy):
 
     def _online(self, grid: Grid, server_round: int) -> dict[str, int]:
         first = self._round is None
-        wanted = max(1, (self.num_clients or 0) if first else 0, self.clients_per_round or 0)
+        wanted = self.min_clients or max(1, (self.num_clients or 0) if first else 0, self.clients_per_round or 0)
         return self._clients.wait_for(grid, wanted, self.wait_timeout)
 
     def _plan(self, server_round: int, layout: Layout, cohort: list[str], online: int) -> Plan:

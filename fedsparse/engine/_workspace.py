@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from ._processes import stop_all
+from fedsparse.processes import stop_all
 
 PREFIX = "fedsparse-"
 BASE = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())

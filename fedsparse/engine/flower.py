@@ -18,8 +18,8 @@ from typing import Any
 import tomli_w
 
 from fedsparse.errors import ConfigError, RunError
+from fedsparse.processes import stop_all
 
-from ._processes import stop_all
 from ._quiet import QUIET
 from ._workspace import Workspace
 from .resources import check_resources
@@ -104,7 +104,7 @@ def run_with_flower(
         folder = workspace.path
         for name in ("home", "cwd", "app"):
             (folder / name).mkdir()
-        _write_app(folder / "app", config, server_app, client_app)
+        write_app(folder / "app", config, server_app, client_app)
         environment = _environment(folder)
         superlink = None
         try:
@@ -115,7 +115,8 @@ def run_with_flower(
     return 0
 
 
-def _write_app(folder: Path, config: Mapping[str, Any], server_app: str, client_app: str) -> None:
+def write_app(folder: Path, config: Mapping[str, Any], server_app: str, client_app: str) -> None:
+    """Write a Flower app whose components are installed modules, so that nothing of them travels."""
     components = {"serverapp": server_app, "clientapp": client_app}
     document = {
         "project": {"name": "fedsparse-run", "version": "0.1.0", "description": "A run", "license": "Apache-2.0"},

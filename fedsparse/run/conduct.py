@@ -114,6 +114,10 @@ def run_scenario(
             from fedsparse.run.on_flower import run_on_flower
 
             return run_on_flower(scenario, Path(out), on_event, verbose, overwrite, command)
+        if scenario.engine.name == "deployment":
+            from fedsparse.run.on_deployment import run_on_deployment
+
+            return run_on_deployment(scenario, Path(out), on_event, verbose, overwrite, resume, command)
         checkpoint = None
         if resume and is_ours(Path(out)):
             from fedsparse.run.resume import find

@@ -39,6 +39,7 @@ def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrateg
         seed=scenario.seed,
         clients_per_round=scenario.train.clients_per_round,
         num_clients=scenario.data.num_clients,
+        min_clients=scenario.engine.min_clients,
         weighting=scenario.strategy.weighting,
         error_memory=scenario.compression.error_memory,
         momentum_correction=scenario.compression.momentum_correction,
@@ -77,7 +78,8 @@ class Training:
         self.lines: list[dict[str, Any]] = []
         self.done, self._earlier_s, self._began = 0, 0.0, time.monotonic()
         self._model, self._contexts = task.arrays, dict[int, bytes]()
-        self._job, self._scenario_text = scenario.job(), to_toml(scenario)
+        facts = {"input_shape": task.dataset.input_shape, "num_classes": task.dataset.num_classes}
+        self._job, self._scenario_text = scenario.job(**facts), to_toml(scenario)
         if checkpoint is not None:
             self._go_on(checkpoint)
 

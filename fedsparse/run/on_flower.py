@@ -12,6 +12,61 @@ from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario, to_toml
 
 
+class Follower:
+    """Follows a run that a ServerApp conducts in another process, by the files that it writes.
+
+    Parameters
+    ----------
+    scenario, task, folder, on_event, command
+        As in `conduct`.
+    rounds : int
+        Rounds that were done before.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        task: Task,
+        folder: RunFolder,
+        on_event: Listener | None,
+        command: str,
+        rounds: int = 0,
+    ) -> None:
+        self._scenario, self._folder, self._on_event = scenario, folder, on_event
+        self._told = rounds
+        accuracy = task.evaluate(task.arrays)[1]
+        self._facts: dict[str, Any] = {"num_parameters": task.num_parameters, "initial_accuracy": accuracy}
+        self._facts |= {"started": environment.now(), "command": command}
+        if on_event is not None:
+            spent = sum(line["uplink_bytes"] for line in folder.rounds()[:rounds])
+            on_event(Started(scenario, task.num_parameters, accuracy, rounds, spent))
+
+    def look(self) -> None:
+        """Tell of the rounds that are done since."""
+        if self._on_event is None:
+            return
+        for line in self._folder.rounds()[self._told :]:
+            self._told += 1
+            if line["accepted"]:
+                self._on_event(RoundDone(self._scenario, line))
+
+    def result(self) -> Summary:
+        """Return what the ServerApp wrote down in the end."""
+        self.look()
+        return Summary.from_json(self._folder.read_json(SUMMARY))
+
+    def conclude(self, status: str, error: RunError | None = None) -> Summary:
+        """Write the summary that the ServerApp could not write; its own word on an error is the clearer one."""
+        said = self._folder.read_json(SUMMARY)
+        if said is not None and said["status"] == status:
+            return Summary.from_json(said)
+        facts = self._facts | {"machine": environment.machine(), "versions": environment.versions()}
+        text = str(error) if error is not None else None
+        summary = summarise(self._scenario, self._folder.rounds(), status, error=text, **facts)
+        self._folder.write_json(SUMMARY, summary.to_json())
+        return summary
+
+
 def run_on_flower(
     scenario: Scenario, out: Path, on_event: Listener | None, verbose: bool, overwrite: bool, command: str
 ) -> Summary:
@@ -20,21 +75,12 @@ def run_on_flower(
 
     task = Task(scenario)  # the user's own data and model fail here, with a clear message
     folder = RunFolder.create(out, scenario, overwrite=overwrite)
-    told: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {"num_parameters": task.num_parameters, "started": environment.now(), "command": command}
-    facts["initial_accuracy"] = task.evaluate(task.arrays)[1]
-    if on_event is not None:
-        on_event(Started(scenario, task.num_parameters, facts["initial_accuracy"]))
+    follower = Follower(scenario, task, folder, on_event, command)
 
     def on_line(text: str) -> None:
         if verbose:
             print(text)
-        if on_event is None:
-            return
-        for line in folder.rounds()[len(told) :]:
-            told.append(line)
-            if line["accepted"]:
-                on_event(RoundDone(scenario, line))
+        follower.look()
 
     engine = scenario.engine
     try:
@@ -50,24 +96,8 @@ def run_on_flower(
             on_line=on_line,
         )
     except KeyboardInterrupt:
-        _conclude(scenario, folder, "interrupted", None, facts)
+        follower.conclude("interrupted")
         raise
     except RunError as error:
-        summary = _conclude(scenario, folder, "failed", error, facts)
-        raise RunError(summary.error) from error
-    on_line("")
-    return Summary.from_json(folder.read_json(SUMMARY))
-
-
-def _conclude(
-    scenario: Scenario, folder: RunFolder, status: str, error: RunError | None, facts: dict[str, Any]
-) -> Summary:
-    """Write the summary that the ServerApp could not write; its own word on an error is the clearer one."""
-    said = folder.read_json(SUMMARY)
-    if said is not None and said["status"] == status:
-        return Summary.from_json(said)
-    facts = facts | {"machine": environment.machine(), "versions": environment.versions()}
-    text = str(error) if error is not None else None
-    summary = summarise(scenario, folder.rounds(), status, error=text, **facts)
-    folder.write_json(SUMMARY, summary.to_json())
-    return summary
+        raise RunError(follower.conclude("failed", error).error) from error
+    return follower.result()

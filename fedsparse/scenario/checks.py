@@ -160,9 +160,13 @@ def check_engine(scenario: Scenario) -> None:
 
     engine = scenario.engine
     if engine.name == "deployment":
+        from fedsparse.run.on_deployment import check_federation
+
+        check_federation(scenario)
+        return
+    if engine.federation is not None:
         raise ConfigError(
-            "engine.name = 'deployment' is not available in this version. Allowed: inline, ray, flower (or the apps "
-            "strategies/ and clients/ under Flower's own flower-superlink and flower-supernode)."
+            f"engine.federation is for engine 'deployment' only, not {engine.name!r}: add --engine deployment."
         )
     with about("engine"):
         check_resources(engine.num_cpus, engine.num_gpus)
@@ -186,7 +190,7 @@ def check_device(scenario: Scenario) -> None:
     import torch
 
     engine = scenario.engine
-    if engine.address is not None:
+    if engine.address is not None or engine.name == "deployment":
         return
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if engine.device == "cuda" and not gpus:

@@ -211,12 +211,18 @@ def _contradictions(scenario: Scenario) -> list[str]:
 
 def _normal(scenario: Scenario) -> Scenario:
     """Fill in what follows from the rest: one local epoch by default, absolute paths for workers elsewhere."""
-    train, data = scenario.train, scenario.data
+    train, data, engine = scenario.train, scenario.data, scenario.engine
     if train.local_epochs is None and train.local_steps is None:
         train = train.model_copy(update={"local_epochs": 1})
     if data.data_dir is not None:
-        data = data.model_copy(update={"data_dir": str(Path(data.data_dir).expanduser().resolve())})
-    return scenario.model_copy(update={"train": train, "data": data})
+        data = data.model_copy(update={"data_dir": _absolute(data.data_dir)})
+    if engine.federation is not None:
+        engine = engine.model_copy(update={"federation": _absolute(engine.federation)})
+    return scenario.model_copy(update={"train": train, "data": data, "engine": engine})
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def _value(text: str) -> Any:

@@ -138,6 +138,14 @@ class Engine(Section):
         default=None, description="a whole number of at least 1: the clients that run at the same time"
     )
     address: Text | None = Field(default=None, description="the address of a running Ray cluster")
+    federation: Text | None = Field(
+        default=None, description="the folder of a federation of real devices, made by `fedsparse deploy init`"
+    )
+    min_clients: PositiveInt | None = Field(
+        default=None,
+        description="a whole number of at least 1: the clients that must be connected before a round begins; without "
+        "it, as many as a round takes, and all of them before the first round",
+    )
     timeout: Positive | None = Field(
         default=None, description="a number of seconds above 0: the longest a round may wait"
     )
@@ -186,8 +194,14 @@ class Scenario(Section):
     engine: Engine = Field(default=Engine(), description="a table")
     variant: tuple[Variant, ...] = Field(default=(), description="tables [[variant]], each with a name", strict=False)
 
-    def job(self) -> str:
-        """Return what a client must know, as the JSON text that travels in every train message."""
+    def job(self, **facts: Any) -> str:
+        """Return what a client must know, as the JSON text that travels in every train message.
+
+        Parameters
+        ----------
+        **facts
+            More about the data: ``input_shape`` and ``num_classes``, for devices that bring their own.
+        """
         data, train = self.data, self.train
         local = train.model_dump(exclude={"clients_per_round"})
         return json.dumps(
@@ -198,6 +212,7 @@ class Scenario(Section):
                     "data_dir": data.data_dir,
                     "num_clients": data.num_clients,
                     "partition": data.partition,
+                    **facts,
                 },
                 "model": {"name": self.model.name},
                 "train": {**local, "rounds": self.rounds},

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedsparse.engine import run_with_flower
-from fedsparse.engine._processes import marked
 from fedsparse.errors import ConfigError, RunError
+from fedsparse.processes import marked
 
 COMPONENTS = {"server_app": "flower_test_app:server_app", "client_app": "engine_apps:app"}
 

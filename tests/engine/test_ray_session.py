@@ -13,9 +13,9 @@ import pytest
 from flwr.app import ArrayRecord
 
 from fedsparse.engine import RayGrid
-from fedsparse.engine._processes import marked
 from fedsparse.engine._workspace import Workspace
 from fedsparse.errors import ConfigError
+from fedsparse.processes import marked
 
 from .conftest import ask
 

@@ -1,0 +1,1 @@
+"""Real devices: a federation's keys and folders, its server, its nodes, and what can be wrong with either."""

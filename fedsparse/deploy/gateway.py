@@ -1,0 +1,170 @@
+"""The federation's only open port: passes on what nodes need of the SuperLink, and nothing else.
+
+Flower's SuperLink has the API for nodes, the one that submits code and the one of running apps on a single port, and
+the second has no login. It therefore listens on this machine alone, and this process hands through to it what comes
+for ``/v1/fleet/``, signed with a registered node's key. It counts each node's bytes, and tells nodes the time.
+"""
+
+import json
+import logging
+import ssl
+import sys
+import time
+from base64 import b64decode
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from fedsparse.deploy.federation import Federation
+from fedsparse.deploy.versions import versions
+from fedsparse.errors import FedsparseError
+from fedsparse.run.folder import write_text
+
+FLEET, HELLO, KEY_HEADER = "/v1/fleet/", "/fedsparse/hello", "flwr-public-key"
+TRAFFIC = "traffic.json"
+WRITE_EVERY_S, BACKEND_TIMEOUT_S = 2.0, 120.0
+# What concerns one connection alone.
+_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length"}
+
+log = logging.getLogger("fedsparse.gateway")
+
+
+class Gateway:
+    """An ASGI application in front of a SuperLink.
+
+    Parameters
+    ----------
+    federation : Federation
+        Whose nodes may come in.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._nodes = federation.public_keys()
+        self._limit = federation.file.max_request_mb << 20
+        context = ssl.create_default_context(cafile=str(federation.ca))
+        self._backend = httpx.AsyncClient(
+            base_url=f"https://{federation.inner}", verify=context, timeout=BACKEND_TIMEOUT_S
+        )
+        self._path = federation.server / TRAFFIC
+        self._counts: dict[str, dict[str, Any]] = defaultdict(lambda: {"requests": 0, "up": 0, "down": 0})
+        self._counts.update(read_traffic(federation))
+        self._written, self._changed = 0.0, False
+        routes = [
+            Route(HELLO, self.hello, methods=["GET"]),
+            Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]),
+        ]
+        self.app = Starlette(routes=routes)
+
+    async def hello(self, request: Request) -> Response:
+        """Tell who this is, what time it is, and whether the caller's key is known."""
+        node = self._node(request)
+        answer = {"federation": self._federation.file.name, "time": time.time(), "node": node, **versions()}
+        return JSONResponse(answer)
+
+    async def forward(self, request: Request) -> Response:
+        """Pass on a node's request; refuse all else."""
+        peer = request.client.host if request.client else "?"
+        node = self._node(request)
+        if not request.url.path.startswith(FLEET) or request.method != "POST":
+            self._refuse(peer, request.url.path, "it is not for nodes")
+            return PlainTextResponse("not found\n", status_code=404)
+        if node is None:
+            self._refuse(peer, request.url.path, "its key is not registered")
+            return PlainTextResponse("this node's key is not registered with the federation\n", status_code=401)
+        body = await self._body(request)
+        if body is None:
+            self._refuse(f"{peer} (node {node})", request.url.path, "it is too large")
+            return PlainTextResponse("the request is too large\n", status_code=413)
+        headers = [(key, value) for key, value in request.headers.items() if key not in _HOP]
+        try:
+            answer = await self._backend.post(request.url.path, content=body, headers=headers)
+        except httpx.HTTPError as error:
+            # Nodes try again after 502 to 504.
+            log.warning("the SuperLink does not answer (%s)", type(error).__name__)
+            return PlainTextResponse("the SuperLink is away\n", status_code=503)
+        self._count(node, peer, len(body), len(answer.content))
+        kept = {key: value for key, value in answer.headers.items() if key not in _HOP and key != "content-encoding"}
+        return Response(answer.content, status_code=answer.status_code, headers=kept)
+
+    def _node(self, request: Request) -> str | None:
+        try:
+            return self._nodes.get(b64decode(request.headers.get(KEY_HEADER, ""), validate=True))
+        except ValueError:
+            return None
+
+    async def _body(self, request: Request) -> bytes | None:
+        """Read a request, but no more of it than is allowed."""
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self._limit:
+                return None
+            parts.append(part)
+        return b"".join(parts)
+
+    def _count(self, node: str, peer: str, up: int, down: int) -> None:
+        entry = self._counts[node]
+        entry["requests"] += 1
+        entry["up"] += up
+        entry["down"] += down
+        entry["address"], entry["seen"] = peer, time.time()
+        self._write()
+
+    def _refuse(self, peer: str, path: str, reason: str) -> None:
+        log.warning("refused %s from %s: %s", path[:100], peer, reason)
+        self._counts["refused"]["requests"] += 1
+        self._write()
+
+    def _write(self) -> None:
+        if time.monotonic() - self._written > WRITE_EVERY_S:
+            self._written = time.monotonic()
+            try:
+                write_text(self._path, json.dumps(self._counts))
+            except OSError as error:
+                log.warning("cannot write %s: %s", self._path, error.strerror)
+
+
+def read_traffic(federation: Federation) -> dict[str, dict[str, Any]]:
+    """Return what has been counted so far: node -> requests, bytes up and down, address, when it was last seen."""
+    try:
+        found: dict[str, dict[str, Any]] = json.loads((federation.server / TRAFFIC).read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
+def main() -> int:
+    """Serve until killed; the argument is the federation's folder."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.ERROR)
+    try:
+        federation = Federation.open(Path(sys.argv[1]))
+        gateway = Gateway(federation)
+    except FedsparseError as error:
+        print(error, file=sys.stderr)
+        return 2
+    config = uvicorn.Config(
+        gateway.app,
+        host=federation.file.bind,
+        port=federation.file.port,
+        ssl_certfile=str(federation.certificate),
+        ssl_keyfile=str(federation.key),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,
+    )
+    uvicorn.Server(config).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""A device: Flower's SuperNode, kept running, with its error memory on the disk and in nobody else's way."""
+
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedsparse.deploy.checks import Finding, first_problem
+from fedsparse.deploy.federation import Node
+from fedsparse.deploy.server import _program
+from fedsparse.deploy.supervise import Child, Supervisor
+from fedsparse.errors import ConfigError
+from fedsparse.run.lock import exclusive
+
+CHECK_EVERY_S, TASK_POLL_S = 15.0, 0.2
+# Flower holds a node for connected as long as its last heartbeat promised.
+STILL_CONNECTED = "305"
+
+
+class NodeRunner:
+    """Keeps a device's SuperNode running.
+
+    Parameters
+    ----------
+    node : Node
+        Which.
+    say : callable
+        Gets what people should know.
+    """
+
+    def __init__(self, node: Node, say: Callable[[str], None]) -> None:
+        self._node, self._say = node, say
+        self._problem: str | None = "not connected yet"
+        self._checked = 0.0
+        self._checking: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Go on until SIGINT or SIGTERM.
+
+        Raises
+        ------
+        ConfigError
+            Another process runs this node, or its data cannot be used.
+        """
+        node = self._node
+        check_data(node)
+        with exclusive(node.path):
+            forget_old_runs(node)
+            command = [
+                *_program("flower-supernode"),
+                *("--root-certificates", str(node.ca), "--superlink", node.file.server),
+                *("--auth-supernode-private-key", str(node.key), "--node-config", node_config(node)),
+                *("--host", "127.0.0.1", "--port", str(_free_port())),
+            ]
+            self.child = Child(
+                "node",
+                command,
+                environment(node),
+                node.path / "logs" / "node.log",
+                memory_mb=node.file.limits.memory_mb,
+            )
+            self._say(
+                f"node {node.file.node} of {node.file.federation!r}, server {node.file.server}; logs are in "
+                f"{node.path / 'logs'}; stop with Ctrl-C"
+            )
+            Supervisor([self.child], mark_of(node), self._ended, self._tick).run()
+
+    def _ended(self, child: Child, code: int) -> None:
+        text = "\n".join(child.tail)
+        if ("already" in text and "active" in text.lower()) or f"code {STILL_CONNECTED}" in text:
+            self._say(f"the server still counts this node as connected; again in {child.pause_s:.0f} s")
+        else:
+            last = next((line for line in reversed(child.tail) if line.strip()), "")
+            self._say(f"flower-supernode ended with code {code} ({last[:200]}); again in {child.pause_s:.0f} s")
+        self._checked = 0.0
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._checked < CHECK_EVERY_S or (self._checking and self._checking.is_alive()):
+            return
+        self._checked = time.monotonic()
+        self._checking = threading.Thread(target=self._check, daemon=True)
+        self._checking.start()
+
+    def _check(self) -> None:
+        """Say when the way to the server breaks, what is wrong with it, and when it works again."""
+        finding = first_problem(self._node)
+        text = _words(finding) if finding is not None else None
+        if text != self._problem:
+            self._problem = text
+            self._say(text or f"connected to {self._node.file.server}")
+
+
+def _words(finding: Finding) -> str:
+    return f"{finding.what}. {finding.todo[:1].upper()}{finding.todo[1:]}." if finding.todo else f"{finding.what}."
+
+
+def node_config(node: Node) -> str:
+    """Return what the apps on this node are told, as flower-supernode takes it."""
+    values: dict[str, str | int | bool] = {
+        "partition-id": node.file.node,
+        "num-partitions": max(node.file.num_nodes, node.file.node + 1),
+        "memory-dir": str(node.memory),
+        "durable": True,
+        "threads": node.file.limits.threads,
+    }
+    if node.file.data.source is not None:
+        values["data"] = data_source(node)
+    return " ".join(f"{key}={_toml(value)}" for key, value in values.items())
+
+
+def data_source(node: Node) -> str:
+    """Return what the node trains on; relative paths begin at its folder."""
+    source = str(node.file.data.source)
+    if ":" in source and "/" not in source:
+        return source
+    return str((node.path / Path(source).expanduser()).resolve())
+
+
+def check_data(node: Node) -> None:
+    """Refuse data that cannot be read, before the server counts on this node.
+
+    Raises
+    ------
+    ConfigError, DataError
+        Where [data] names nothing usable.
+    """
+    if node.file.data.source is None:
+        return
+    from fedsparse.data.local import load_local
+
+    load_local(data_source(node))
+
+
+def environment(node: Node) -> dict[str, str]:
+    """Return the environment of the node's processes; it has the mark by which they are found."""
+    threads = str(node.file.limits.threads)
+    path = [str(Path(entry or os.getcwd()).absolute()) for entry in sys.path if os.path.exists(entry or ".")]
+    return {
+        **os.environ,
+        "FEDSPARSE_NODE": mark_of(node),
+        "FLWR_HOME": str(node.path / "flower"),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL_S),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+        "OMP_NUM_THREADS": threads,
+        "MALLOC_ARENA_MAX": "2",
+    }
+
+
+def mark_of(node: Node) -> str:
+    """Return the text that marks the processes of a node."""
+    return f"fedsparse-node:{node.path}"
+
+
+def forget_old_runs(node: Node) -> None:
+    """Keep the error memory of the latest runs only: a device's disk is small, and runs come and go."""
+    if not node.memory.is_dir():
+        return
+    runs = sorted((folder for folder in node.memory.iterdir() if folder.is_dir()), key=_last_change, reverse=True)
+    for folder in runs[node.file.limits.keep_runs :]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_change(folder: Path) -> float:
+    return max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _toml(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if '"' in value or "\\" in value or "\n" in value:
+        raise ConfigError(f"{value!r} cannot be given to flower-supernode: use a path without quotes.")
+    return f'"{value}"'

@@ -1,0 +1,179 @@
+"""The server of a federation: Flower's SuperLink for this machine alone, its executor, and the gateway for nodes."""
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import tomli_w
+
+from fedsparse.deploy import keys
+from fedsparse.deploy.control import Control
+from fedsparse.deploy.federation import Federation
+from fedsparse.deploy.supervise import Child, Supervisor
+from fedsparse.errors import ConfigError, RunError
+from fedsparse.run.folder import write_text
+from fedsparse.run.lock import exclusive
+
+CONNECTION = "federation"
+HEALTHY_S, TASK_POLL_S = 60.0, 0.2
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Keeps a federation's server running.
+
+    Parameters
+    ----------
+    federation : Federation
+        Which.
+    say : callable
+        Gets what people should know.
+    """
+
+    def __init__(self, federation: Federation, say: Callable[[str], None]) -> None:
+        self._federation, self._say = federation, say
+        logs, environment = federation.server / "logs", server_environment(federation)
+        ca = str(federation.ca)
+        superlink = [
+            *_program("flower-superlink"),
+            *("--ssl-ca-certfile", ca, "--ssl-certfile", str(federation.certificate)),
+            *("--ssl-keyfile", str(federation.key), "--enable-supernode-auth", "--isolation", "process"),
+            *("--database", str(federation.server / "state.db"), "--disable-runtime-dependency-installation"),
+            *("--host", "127.0.0.1", "--port", str(federation.file.inner_port)),
+        ]
+        executor = [*_program("flower-superexec"), "--root-certificates", ca]
+        executor += ["--runtime-api-address", federation.inner]
+        gateway = [sys.executable, "-m", "fedsparse.deploy.gateway", str(federation.path)]
+        self.superlink = Child("superlink", superlink, environment, logs / "superlink.log")
+        self.executor = Child("executor", executor, environment, logs / "executor.log")
+        self.gateway = Child("gateway", gateway, environment, logs / "gateway.log")
+
+    def run(self) -> None:
+        """Start everything; register new nodes; go on until SIGINT or SIGTERM.
+
+        Raises
+        ------
+        ConfigError
+            Another server runs in the same folder, a port is taken, the certificate has expired.
+        """
+        federation = self._federation
+        check_certificate(federation)
+        with exclusive(federation.server):
+            _check_ports(federation)
+            _write_connection(federation)
+            # The executor ends with its apps when it cannot reach the SuperLink: it starts when that is there.
+            supervisor = Supervisor([self.superlink], mark_of(federation), self._ended, self._tick)
+            self._supervisor, self._ready = supervisor, False
+            self._began = time.monotonic()
+            supervisor.run()
+
+    def _tick(self) -> None:
+        if self._ready or not self.superlink.running:
+            return
+        if healthy(self._federation):
+            self._ready = True
+            new = Control(self._federation.inner, self._federation.ca).register(self._federation.public_keys())
+            self._supervisor.children += [self.executor, self.gateway]
+            file = self._federation.file
+            self._say(f"the server of {file.name!r} listens on {file.bind}:{file.port} for {len(file.nodes)} nodes")
+            if new:
+                self._say(f"registered the keys of {len(new)} nodes: {', '.join(new)}")
+            self._say(f"logs are in {self._federation.server / 'logs'}; stop with Ctrl-C")
+        elif time.monotonic() - self._began > HEALTHY_S:
+            self._began = time.monotonic()
+            self._say("the SuperLink does not answer yet; its log ends:\n" + "\n".join(list(self.superlink.tail)[-5:]))
+
+    def _ended(self, child: Child, code: int) -> None:
+        last = next((line for line in reversed(child.tail) if line.strip()), "")
+        self._say(f"{child.name} ended with code {code} ({last[:200]}); again in {child.pause_s:.0f} s")
+
+
+def server_environment(federation: Federation) -> dict[str, str]:
+    """Return the environment of the server's processes; it has the mark by which they are found."""
+    path = [str(Path(entry or os.getcwd()).absolute()) for entry in sys.path if os.path.exists(entry or ".")]
+    return {
+        **os.environ,
+        "FEDSPARSE_FEDERATION": mark_of(federation),
+        "FLWR_HOME": str(federation.server / "flower"),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL_S),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+    }
+
+
+def mark_of(federation: Federation) -> str:
+    """Return the text that marks the processes of a server."""
+    return f"fedsparse-server:{federation.path}"
+
+
+def healthy(federation: Federation) -> bool:
+    """Whether the SuperLink answers."""
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(federation.ca))
+    try:
+        with urllib.request.urlopen(f"https://{federation.inner}/health", timeout=2, context=context):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def check_certificate(federation: Federation) -> None:
+    """Refuse to serve with a certificate that every node would refuse."""
+    for file in (federation.ca, federation.certificate, federation.key):
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing: `fedsparse deploy renew {federation.path}` makes a certificate.")
+    _, end = keys.validity(federation.certificate)
+    left = (end - datetime.now(UTC)).days
+    if left < 0:
+        raise ConfigError(
+            f"the server's certificate expired on {end:%Y-%m-%d}: renew it with `fedsparse deploy renew "
+            f"{federation.path}`, and nodes will connect again by themselves."
+        )
+    if left < 30:
+        log.warning("the server's certificate expires in %d days: fedsparse deploy renew %s", left, federation.path)
+
+
+def _check_ports(federation: Federation) -> None:
+    for host, port, key in (
+        (federation.file.bind, federation.file.port, "port"),
+        ("127.0.0.1", federation.file.inner_port, "inner_port"),
+    ):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {host}:{port} ({error.strerror}): free it, or change {key} in "
+                    f"{federation.path / 'federation.toml'}."
+                ) from None
+
+
+def _write_connection(federation: Federation) -> None:
+    """Let `flwr` commands with this FLWR_HOME find the SuperLink."""
+    folder = federation.server / "flower"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    connection = {"address": federation.inner, "root-certificates": str(federation.ca)}
+    write_text(folder / "config.toml", tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}))
+
+
+def _program(name: str) -> list[str]:
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        raise RunError(f"the program {name!r} of the package flwr is not installed next to {sys.executable}.")
+    return [found]

@@ -1,0 +1,139 @@
+"""A Grid of real devices: looks often for replies, and asks a device again that restarted before it answered."""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+log = logging.getLogger(__name__)
+
+POLL_S, LONGEST_POLL_S, NODES_EVERY_S = 0.1, 1.0, 2.0
+MOST_TRIES = 5
+
+
+@dataclass
+class _Sent:
+    """A message that waits for its reply."""
+
+    message: Message
+    at: float
+    tries: int
+
+
+class DeployedGrid(Grid):
+    """Flower's own Grid, with a `send_and_receive` for devices that come and go.
+
+    Flower asks for replies every three seconds, and hands a message to a device once: a device that is started again
+    before it has answered never answers. Here it gets the message again. Its error memory knows the update by its id,
+    so that it either sends again what it had sent, or trains again what was lost; nothing counts twice.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run: Run) -> None:
+        """Pass on."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """Pass on."""
+        return self._grid.run
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        """Pass on."""
+        return self._grid.create_message(*args, **kwargs)  # type: ignore[arg-type]
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Pass on."""
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Pass on."""
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Pass on."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pass on."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their replies, each the first that comes.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+        timeout : float, optional
+            Seconds; what has not come by then is left out.
+        """
+        waiting = self._send(list(messages), tries=1)
+        replies: list[Message] = []
+        began = looked = time.monotonic()
+        pause = POLL_S
+        while waiting and (timeout is None or time.monotonic() - began < timeout):
+            for reply in self._grid.pull_messages(list(waiting)):
+                sent = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if sent is None:
+                    continue
+                if _lost_on_the_way(reply) and sent.tries < MOST_TRIES:
+                    waiting |= self._again(sent, "its reply was lost on the way")
+                else:
+                    replies.append(reply)
+                pause = POLL_S
+            if time.monotonic() - looked > NODES_EVERY_S:
+                looked = time.monotonic()
+                for message_id, sent in self._restarted(waiting):
+                    del waiting[message_id]
+                    waiting |= self._again(sent, "it was started again before it had answered")
+            if waiting:
+                time.sleep(pause)
+                pause = min(1.2 * pause, LONGEST_POLL_S)
+        return replies
+
+    def _send(self, messages: list[Message], tries: int) -> dict[str, _Sent]:
+        at = time.time()
+        ids = list(self._grid.push_messages(messages))
+        return {
+            message_id: _Sent(message, at, tries)
+            for message_id, message in zip(ids, messages, strict=True)
+            if message_id
+        }
+
+    def _again(self, sent: _Sent, reason: str) -> dict[str, _Sent]:
+        old = sent.message
+        log.warning("node %d is asked again: %s", old.metadata.dst_node_id, reason)
+        meta = old.metadata
+        fresh = Message(old.content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
+        return self._send([fresh], sent.tries + 1)
+
+    def _restarted(self, waiting: dict[str, _Sent]) -> list[tuple[str, _Sent]]:
+        """Return what was sent to nodes that have been activated since."""
+        since = {node.node_id: _seconds(node.last_activated_at) for node in self._grid.get_nodes()}
+        return [
+            (message_id, sent)
+            for message_id, sent in waiting.items()
+            if sent.tries < MOST_TRIES and since.get(sent.message.metadata.dst_node_id, 0.0) > sent.at
+        ]
+
+
+def _lost_on_the_way(reply: Message) -> bool:
+    return reply.has_error() and reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

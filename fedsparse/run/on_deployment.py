@@ -1,0 +1,199 @@
+"""Run a scenario on the real devices of a federation, and follow it from the server's machine."""
+
+import json
+import logging
+import re
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedsparse.deploy.control import Control
+from fedsparse.deploy.federation import Federation
+from fedsparse.deploy.server import CONNECTION, server_environment
+from fedsparse.engine.flower import CLIENT_APP, SERVER_APP, write_app
+from fedsparse.errors import ConfigError, RunError
+from fedsparse.run.checkpoint import Checkpoint
+from fedsparse.run.conduct import Listener
+from fedsparse.run.folder import RunFolder, is_ours
+from fedsparse.run.on_flower import Follower
+from fedsparse.run.resume import find
+from fedsparse.run.summary import Summary
+from fedsparse.run.task import Task
+from fedsparse.scenario import Scenario, to_toml
+
+log = logging.getLogger(__name__)
+
+DEPLOYMENT = "deployment.json"  # which run of which federation wrote the folder
+FOLLOW_EVERY_S = 0.5
+_RUN_ID = re.compile(r"\b(\d{6,20})\b")
+
+
+def run_on_deployment(
+    scenario: Scenario,
+    out: Path,
+    on_event: Listener | None,
+    verbose: bool,
+    overwrite: bool,
+    resume: bool,
+    command: str,
+    apps: tuple[str, str] = (SERVER_APP, CLIENT_APP),
+) -> Summary:
+    """Submit a run to a federation's SuperLink, and follow it until it is finished.
+
+    Parameters
+    ----------
+    scenario, out, on_event, verbose, overwrite, resume, command
+        As in `run_scenario`; ``engine.federation`` names the federation's folder.
+    apps : (str, str)
+        ServerApp and ClientApp, as ``"package.module:attribute"`` of modules that are installed on both sides.
+
+    Raises
+    ------
+    ConfigError
+        No federation.
+    RunError
+        The server does not answer, or the run failed.
+    """
+    federation = Federation.open(Path(str(scenario.engine.federation)))
+    control = Control(federation.inner, federation.ca)
+    control.runs()  # fails where the server is away, before anything is written
+    task = Task(scenario)
+    folder, checkpoint = RunFolder(out), None
+    if resume and is_ours(out):
+        stop_earlier(control, folder)
+        earlier = find(out, scenario, replace=overwrite)
+        if isinstance(earlier, Summary):
+            return earlier
+        checkpoint, overwrite = earlier, True
+    if checkpoint is None:
+        folder = RunFolder.create(out, scenario, overwrite=overwrite)
+    follower = Follower(scenario, task, folder, on_event, command, checkpoint.server_round if checkpoint else 0)
+    run_id = _submit(federation, scenario, folder, command, checkpoint, apps)
+    folder.write_json(DEPLOYMENT, {"federation": str(federation.path), "run_id": run_id})
+    try:
+        details = _follow(control, run_id, follower, verbose)
+    except KeyboardInterrupt:
+        with suppress(RunError):
+            control.stop(run_id)
+        follower.conclude("interrupted")
+        raise
+    if details is not None:
+        error = RunError(f"the run on the federation failed: {details}{_log_tail(federation, run_id)}")
+        raise RunError(follower.conclude("failed", error).error) from error
+    return follower.result()
+
+
+def stop_earlier(control: Control, folder: RunFolder) -> None:
+    """Stop a run that still writes into the folder: whoever followed it was killed."""
+    said: dict[str, Any] | None = folder.read_json(DEPLOYMENT)
+    if said is None:
+        return
+    run = control.runs().get(int(said["run_id"]))
+    if run is not None and run.status.status != "finished":
+        log.warning("run %s still goes on: it is stopped, to be resumed", said["run_id"])
+        control.stop(int(said["run_id"]))
+        time.sleep(3)  # its ServerApp notices with its next request
+
+
+def _submit(
+    federation: Federation,
+    scenario: Scenario,
+    folder: RunFolder,
+    command: str,
+    checkpoint: Checkpoint | None,
+    apps: tuple[str, str],
+) -> int:
+    config = {
+        "scenario": to_toml(scenario),
+        "out": str(folder.path.absolute()),
+        "memory-dir": "",
+        "command": command,
+        "deployment": True,
+        "resume": checkpoint is not None,
+    }
+    with tempfile.TemporaryDirectory(prefix="fedsparse-app-") as app:
+        write_app(Path(app), config, *apps)
+        process = subprocess.run(
+            ["flwr", "run", app, CONNECTION, "--format", "json"],
+            env=server_environment(federation) | {"FEDSPARSE_FEDERATION": ""},
+            cwd=app,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    text = process.stdout
+    with suppress(ValueError, KeyError):
+        return int(json.loads(text[text.index("{") : text.rindex("}") + 1])["run-id"])
+    if process.returncode == 0 and (found := _RUN_ID.search(text)):
+        return int(found[1])
+    raise RunError(f"the SuperLink did not take the run:\n{text.strip()[-2000:]}")
+
+
+def _follow(control: Control, run_id: int, follower: Follower, verbose: bool) -> str | None:
+    """Wait for the end; return None where the run was completed, or why it was not."""
+    away = False
+    while True:
+        follower.look()
+        try:
+            run = control.runs()[run_id]
+            if away:
+                log.warning("the SuperLink is back")
+            away = False
+        except RunError as error:
+            if not away:
+                log.warning("%s; the run goes on when it is back", error)
+            away = True
+            time.sleep(2 * FOLLOW_EVERY_S)
+            continue
+        except KeyError:
+            return "the SuperLink does not know it any more (was its database deleted?)"
+        if run.status.status == "finished":
+            ended = run.status.sub_status
+            return None if ended == "completed" else run.status.details or ended
+        time.sleep(FOLLOW_EVERY_S)
+
+
+def _log_tail(federation: Federation, run_id: int) -> str:
+    try:
+        process = subprocess.run(
+            ["flwr", "log", str(run_id), CONNECTION, "--show"],
+            env=server_environment(federation) | {"FEDSPARSE_FEDERATION": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = [line for line in process.stdout.splitlines() if line.strip()]
+    return ("\nits log ends:\n" + "\n".join(lines[-15:])) if lines else ""
+
+
+def check_federation(scenario: Scenario) -> None:
+    """Check what a run on a federation needs, without touching the network.
+
+    Raises
+    ------
+    ConfigError
+        No federation named, one that is not there, or settings that only a simulation has.
+    """
+    if scenario.engine.federation is None:
+        raise ConfigError(
+            "engine.name = 'deployment' needs the folder of a federation: say --federation DIR (made by `fedsparse "
+            "deploy init DIR --host NAME`)."
+        )
+    federation = Federation.open(Path(scenario.engine.federation))
+    if scenario.devices.mix is not None:
+        raise ConfigError("devices.mix describes simulated devices; on a federation they are real: leave it out.")
+    if (there := len(federation.file.nodes)) < scenario.data.num_clients:
+        raise ConfigError(
+            f"data.num_clients = {scenario.data.num_clients}, but the federation {federation.file.name!r} has {there} "
+            f"nodes: set data.num_clients, or add nodes with `fedsparse deploy add {federation.path}`."
+        )
