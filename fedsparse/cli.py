@@ -1,4 +1,4 @@
-"""The command line: `fedsparse run`, `compare`, `reproduce`, `list`, `report`."""
+"""The command line: `fedsparse run`, `compare`, `reproduce`, `deploy`, `doctor`, `list`, `report`."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ from typing import Annotated
 import click
 import typer
 
+from fedsparse.deploy import commands as deploy
 from fedsparse.errors import ConfigError, DataError, FedsparseError, RunError
 
 app = typer.Typer(
@@ -24,7 +25,7 @@ ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO")]
 SetOption = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. --set train.lr=0.1; repeatable.")
 ]
-EngineOption = Annotated[str | None, typer.Option("--engine", help="inline, ray or flower.")]
+EngineOption = Annotated[str | None, typer.Option("--engine", help="inline, ray, flower or deployment.")]
 FederationOption = Annotated[
     Path | None, typer.Option("--federation", metavar="DIR", help="The federation's folder, for --engine deployment.")
 ]
@@ -183,6 +184,10 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
 
     show_table(read(folder))
     console.print(f"report   {build(folder)}", markup=False)
+
+
+app.add_typer(deploy.app)
+app.command()(deploy.doctor)
 
 
 @app.callback(invoke_without_command=True)

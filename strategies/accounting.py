@@ -27,6 +27,7 @@ def describe(report: RoundReport, updates: Sequence[Update], compressors: Sequen
     report.dense_bytes = len(updates) * layout.dense_bytes
     report.lam = mean_threshold(compressors, layout.d)
     report.residual_norm, report.residual_norm_max = float(np.mean(norms)), max(norms)
+    report.residual_norms = dict(zip((update.client for update in updates), norms, strict=True))
     report.update_norm = float(np.mean([update.receipt.update_norm for update in updates]))
     report.memory_resets = sum(update.receipt.memory_reset for update in updates)
     report.restored = sum(update.receipt.restored for update in updates)

@@ -31,6 +31,8 @@ class RoundReport:
         Mean of the clients' train-loss, weighted like their updates.
     residual_norm, residual_norm_max : float or None
         Mean and largest ``||e||_2`` over the accepted clients.
+    residual_norms : dict
+        Accepted client -> its ``||e||_2``.
     total_error : float or None
         Sum over the rounds so far of the mean ``||e||_2^2`` (Sahu et al. 2021, eq. 7, per client).
     update_norm : float or None
@@ -58,6 +60,7 @@ class RoundReport:
     train_loss: float | None = None
     residual_norm: float | None = None
     residual_norm_max: float | None = None
+    residual_norms: dict[str, float] = field(default_factory=dict)
     total_error: float | None = None
     update_norm: float | None = None
     virtual_s: float | None = None

@@ -18,8 +18,8 @@ Array = NDArray[Any]
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 _KINDS = (
-    "a folder with two IDX files (*-images-idx3-ubyte and *-labels-idx1-ubyte, plain or .gz), an .npz file with arrays x "
-    "and y, a .csv file with a column 'label', a folder of images with one folder for each class, or "
+    "a folder with two IDX files (*-images-idx3-ubyte and *-labels-idx1-ubyte, plain or .gz), an .npz file with arrays "
+    "x and y, a .csv file with a column 'label', a folder of images with one folder for each class, or "
     '"package.module:callable" that returns (x, y) or a Dataset'
 )
 
@@ -130,7 +130,8 @@ def _images(folder: Path, name: str) -> tuple[Array, Array]:
     except ImportError:
         raise ConfigError(f"{name}: a folder of images needs Pillow: pip install pillow.") from None
     classes = _class_folders(folder, name)
-    x, y = [], []
+    x: list[Array] = []
+    y: list[int] = []
     for number, inside in classes:
         for path in sorted(inside.iterdir()):
             if path.suffix.lower() not in IMAGES:

@@ -5,6 +5,7 @@ the second has no login. It therefore listens on this machine alone, and this pr
 for ``/v1/fleet/``, signed with a registered node's key. It counts each node's bytes, and tells nodes the time.
 """
 
+import asyncio
 import json
 import logging
 import ssl
@@ -17,6 +18,8 @@ from typing import Any
 
 import httpx
 import uvicorn
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -29,7 +32,11 @@ from fedsparse.run.folder import write_text
 
 FLEET, HELLO, KEY_HEADER = "/v1/fleet/", "/fedsparse/hello", "flwr-public-key"
 TRAFFIC = "traffic.json"
+PULL = "/v1/fleet/pull-messages"
 WRITE_EVERY_S, BACKEND_TIMEOUT_S = 2.0, 120.0
+# A node that gets no message asks again after three seconds: its question is held until there is one. Nodes wait 30 s
+# for an answer. With many nodes the SuperLink is asked less often for each.
+HOLD_S, LOOK_S, LOOK_S_PER_NODE = 20.0, 0.2, 0.01
 # What concerns one connection alone.
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length"}
 
@@ -56,7 +63,7 @@ class Gateway:
         self._path = federation.server / TRAFFIC
         self._counts: dict[str, dict[str, Any]] = defaultdict(lambda: {"requests": 0, "up": 0, "down": 0})
         self._counts.update(read_traffic(federation))
-        self._written, self._changed = 0.0, False
+        self._written, self._held = 0.0, 0
         routes = [
             Route(HELLO, self.hello, methods=["GET"]),
             Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]),
@@ -85,7 +92,7 @@ class Gateway:
             return PlainTextResponse("the request is too large\n", status_code=413)
         headers = [(key, value) for key, value in request.headers.items() if key not in _HOP]
         try:
-            answer = await self._backend.post(request.url.path, content=body, headers=headers)
+            answer = await self._ask(request, body, headers)
         except httpx.HTTPError as error:
             # Nodes try again after 502 to 504.
             log.warning("the SuperLink does not answer (%s)", type(error).__name__)
@@ -93,6 +100,23 @@ class Gateway:
         self._count(node, peer, len(body), len(answer.content))
         kept = {key: value for key, value in answer.headers.items() if key not in _HOP and key != "content-encoding"}
         return Response(answer.content, status_code=answer.status_code, headers=kept)
+
+    async def _ask(self, request: Request, body: bytes, headers: list[tuple[str, str]]) -> httpx.Response:
+        """Ask the SuperLink; if it has no message for a node yet, until it has one."""
+        path, until = request.url.path, time.monotonic() + HOLD_S
+        answer = await self._backend.post(path, content=body, headers=headers)
+        if path != PULL:
+            return answer
+        self._held += 1
+        try:
+            while answer.status_code == 200 and not _has_message(answer.content) and time.monotonic() < until:
+                await asyncio.sleep(max(LOOK_S, LOOK_S_PER_NODE * self._held))
+                if await request.is_disconnected():
+                    break
+                answer = await self._backend.post(path, content=body, headers=headers)
+        finally:
+            self._held -= 1
+        return answer
 
     def _node(self, request: Request) -> str | None:
         try:
@@ -130,6 +154,13 @@ class Gateway:
                 write_text(self._path, json.dumps(self._counts))
             except OSError as error:
                 log.warning("cannot write %s: %s", self._path, error.strerror)
+
+
+def _has_message(answer: bytes) -> bool:
+    try:
+        return len(PullMessagesResponse.FromString(answer).messages_list) > 0
+    except DecodeError:
+        return True  # not for us to judge
 
 
 def read_traffic(federation: Federation) -> dict[str, dict[str, Any]]:

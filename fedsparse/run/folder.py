@@ -15,7 +15,8 @@ from fedsparse.scenario import Scenario, from_toml, to_toml
 SCENARIO, ROUNDS, SUMMARY = "scenario.toml", "rounds.jsonl", "summary.json"
 MODEL, PARTITION, REPORT = "model.safetensors", "partition.json", "report.html"
 TABLE, RUNS, CHECKPOINT = "summary.csv", "runs.csv", "checkpoint"
-_FILES = (SCENARIO, ROUNDS, SUMMARY, MODEL, PARTITION, REPORT, TABLE, RUNS)
+DEPLOYMENT = "deployment.json"  # which run of which federation wrote the folder
+_FILES = (SCENARIO, ROUNDS, SUMMARY, MODEL, PARTITION, REPORT, TABLE, RUNS, DEPLOYMENT)
 _FOLDERS = ("memory", CHECKPOINT, ".memory")
 
 

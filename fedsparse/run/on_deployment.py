@@ -13,11 +13,12 @@ from typing import Any
 from fedsparse.deploy.control import Control
 from fedsparse.deploy.federation import Federation
 from fedsparse.deploy.server import CONNECTION, server_environment
+from fedsparse.deploy.status import remember
 from fedsparse.engine.flower import CLIENT_APP, SERVER_APP, write_app
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.run.checkpoint import Checkpoint
 from fedsparse.run.conduct import Listener
-from fedsparse.run.folder import RunFolder, is_ours
+from fedsparse.run.folder import DEPLOYMENT, RunFolder, is_ours
 from fedsparse.run.on_flower import Follower
 from fedsparse.run.resume import find
 from fedsparse.run.summary import Summary
@@ -26,7 +27,6 @@ from fedsparse.scenario import Scenario, to_toml
 
 log = logging.getLogger(__name__)
 
-DEPLOYMENT = "deployment.json"  # which run of which federation wrote the folder
 FOLLOW_EVERY_S = 0.5
 _RUN_ID = re.compile(r"\b(\d{6,20})\b")
 
@@ -72,6 +72,7 @@ def run_on_deployment(
         folder = RunFolder.create(out, scenario, overwrite=overwrite)
     follower = Follower(scenario, task, folder, on_event, command, checkpoint.server_round if checkpoint else 0)
     run_id = _submit(federation, scenario, folder, command, checkpoint, apps)
+    remember(federation, folder.path)
     folder.write_json(DEPLOYMENT, {"federation": str(federation.path), "run_id": run_id})
     try:
         details = _follow(control, run_id, follower, verbose)
