@@ -33,7 +33,7 @@ layers: install
 	@$(BIN)/lint-imports
 
 unit: install
-	@$(BIN)/python -m pytest -n $$(nproc 2>/dev/null || echo 2)
+	@$(BIN)/python -m pytest -n $$(nproc 2>/dev/null || echo 2) --dist loadgroup
 
 fmt: install
 	@$(BIN)/ruff check --fix --quiet . || true

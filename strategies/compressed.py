@@ -76,6 +76,9 @@ class CompressedStrategy(Strategy):
         which is none, up to 1. Needs error memory.
     memory_dtype : {"float32", "float16"}
         How clients keep their error memory; see `MemoryStore`.
+    max_update_norm : float, optional
+        Reject updates whose ``||C(p)||_2`` is larger, so that one client cannot carry the model away. With error memory
+        an update carries what earlier ones held back too: leave room for it.
     conditions : Conditions, optional
         Simulated devices on a virtual clock: who is there, and whose update comes too late to be accepted.
     wait_timeout : float
@@ -106,6 +109,7 @@ class CompressedStrategy(Strategy):
         step_size: Callable[[int], float] = _constant_step_size,
         momentum_correction: float = 0.0,
         memory_dtype: Literal["float32", "float16"] = "float32",
+        max_update_norm: float | None = None,
         conditions: Conditions | None = None,
         wait_timeout: float = 600.0,
     ) -> None:
@@ -131,7 +135,9 @@ class CompressedStrategy(Strategy):
             raise ConfigError("momentum_correction needs error_memory: without it, masked momentum would be lost.")
         self.rounds, self.step_size, self.momentum_correction = rounds, step_size, float(momentum_correction)
         self.exact, self.frozen, self.conditions = tuple(exact), tuple(frozen), conditions
-        self.memory_dtype = memory_dtype
+        if max_update_norm is not None:
+            check_number("CompressedStrategy", "max_update_norm", max_update_norm, 0.0, float("inf"), open_low=True)
+        self.memory_dtype, self.max_update_norm = memory_dtype, max_update_norm
         self.run, self.wait_timeout = run or uuid4().hex, wait_timeout
         self.last_round: RoundReport | None = None
         self._refuse_unsafe()
@@ -256,7 +262,8 @@ class CompressedStrategy(Strategy):
         sparse, uniform = averages(self.inner), self.weighting == "uniform"
         mean, updates, dense = Mean(state.layout), [], []
         for node in state.asked:
-            if (update := open_reply(state, node, received.pop(node, None), self.weight_key, uniform=uniform)) is None:
+            reply, bound = received.pop(node, None), self.max_update_norm
+            if (update := open_reply(state, node, reply, self.weight_key, uniform=uniform, max_norm=bound)) is None:
                 continue
             updates.append(update)
             if sparse:

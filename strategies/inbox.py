@@ -71,7 +71,15 @@ def leave_out_the_late(state: Asking, received: dict[int, Message], conditions: 
             report.uplink_bytes += payload_bytes(reply.content)  # it was sent all the same
 
 
-def open_reply(state: Asking, node: int, reply: Message | None, weight_key: str, *, uniform: bool) -> Update | None:
+def open_reply(
+    state: Asking,
+    node: int,
+    reply: Message | None,
+    weight_key: str,
+    *,
+    uniform: bool,
+    max_norm: float | None = None,
+) -> Update | None:
     """Decode one reply; what is wrong with it goes into the report.
 
     Parameters
@@ -80,6 +88,8 @@ def open_reply(state: Asking, node: int, reply: Message | None, weight_key: str,
         The metric that says how many examples a client has.
     uniform : bool
         Whether all updates weigh the same.
+    max_norm : float, optional
+        The largest ``||C(p)||_2`` that is accepted.
     """
     asked, report = state.asked[node], state.report
     client = asked.client
@@ -90,7 +100,7 @@ def open_reply(state: Asking, node: int, reply: Message | None, weight_key: str,
     else:
         report.uplink_bytes += payload_bytes(reply.content)
         try:
-            return _decode(state.layout, asked, reply.content, weight_key, uniform)
+            return _within(_decode(state.layout, asked, reply.content, weight_key, uniform), max_norm)
         except PayloadError as error:
             report.failed[client] = f"rejected: {error}"
     return None
@@ -111,6 +121,15 @@ def _decode(layout: Layout, asked: Asked, content: RecordDict, weight_key: str, 
     update = decode(frame, asked.compressor, layout.d, bounds=layout.bounds, update_id=asked.update_id)
     weight = 1.0 if uniform else examples
     return Update(asked.client, update, layout.unpack_exact(exact), receipt, metrics, weight, len(frame) + len(exact))
+
+
+def _within(update: Update, max_norm: float | None) -> Update:
+    if max_norm is None:
+        return update
+    norm = float(np.linalg.norm(update.compressed.values.astype(np.float64)))
+    if norm > max_norm:
+        raise PayloadError(f"the update's norm is {norm:.4g}, at most {max_norm:.4g} is accepted.")
+    return update
 
 
 def _steps(reply: Message) -> float:

@@ -30,7 +30,7 @@ class Control:
     @contextmanager
     def _client(self) -> Iterator[Any]:
         interceptors = [RuntimeVersionHttpInterceptor(component_name="fedsparse")]
-        client = ControlHttpClient.from_server_address(self._address, False, str(self._ca), interceptors)
+        client = ControlHttpClient.from_server_address(self._address, False, self._ca.read_bytes(), interceptors)
         try:
             yield client
         except httpx.TransportError as error:

@@ -1,24 +1,30 @@
 """A device: Flower's SuperNode, kept running, with its error memory on the disk and in nobody else's way."""
 
 import os
+import re
 import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from fedsparse.deploy.checks import Finding, first_problem
 from fedsparse.deploy.federation import Node
+from fedsparse.deploy.fleet import sign_off
 from fedsparse.deploy.server import _program
 from fedsparse.deploy.supervise import Child, Supervisor
 from fedsparse.errors import ConfigError
+from fedsparse.run.folder import write_text
 from fedsparse.run.lock import exclusive
 
 CHECK_EVERY_S, TASK_POLL_S = 15.0, 0.2
 # Flower holds a node for connected as long as its last heartbeat promised.
 STILL_CONNECTED = "305"
+FLOWER_ID = "flower-id"
+_ID = re.compile(r"SuperNode ID: (\d+)")
 
 
 class NodeRunner:
@@ -61,6 +67,8 @@ class NodeRunner:
                 command,
                 environment(node),
                 node.path / "logs" / "node.log",
+                on_line=self._note_id,
+                before_start=self._sign_off,
                 memory_mb=node.file.limits.memory_mb,
             )
             self._say(
@@ -69,9 +77,20 @@ class NodeRunner:
             )
             Supervisor([self.child], mark_of(node), self._ended, self._tick).run()
 
+    def _note_id(self, line: str) -> None:
+        if found := _ID.search(line):
+            write_text(self._node.path / FLOWER_ID, found[1])
+
+    def _sign_off(self) -> None:
+        """Let the server forget a SuperNode that was killed, or died with the power."""
+        with suppress(OSError, ValueError):
+            path = self._node.path / FLOWER_ID
+            if sign_off(self._node, int(path.read_text())):
+                path.unlink()
+
     def _ended(self, child: Child, code: int) -> None:
         text = "\n".join(child.tail)
-        if ("already" in text and "active" in text.lower()) or f"code {STILL_CONNECTED}" in text:
+        if f"Exit Code: {STILL_CONNECTED}" in text:
             self._say(f"the server still counts this node as connected; again in {child.pause_s:.0f} s")
         else:
             last = next((line for line in reversed(child.tail) if line.strip()), "")

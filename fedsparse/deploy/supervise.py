@@ -36,6 +36,8 @@ class Child:
         Gets its output, rotated.
     on_line : callable, optional
         Gets each line of its output, in another thread.
+    before_start : callable, optional
+        Called before every start.
     memory_mb : int, optional
         What it, and each process that it starts, may allocate.
     """
@@ -47,10 +49,11 @@ class Child:
         environment: Mapping[str, str],
         log: Path,
         on_line: Listener | None = None,
+        before_start: Callable[[], None] | None = None,
         memory_mb: int | None = None,
     ) -> None:
         self.name, self.command, self.environment = name, list(command), dict(environment)
-        self.on_line, self.memory_mb = on_line, memory_mb
+        self.on_line, self.before_start, self.memory_mb = on_line, before_start, memory_mb
         self.tail: deque[str] = deque(maxlen=40)
         self.process: subprocess.Popen[str] | None = None
         self.starts = 0
@@ -78,6 +81,8 @@ class Child:
                 # Of what a process maps, torch's libraries alone take gigabytes; this counts what it allocates.
                 resource.setrlimit(resource.RLIMIT_DATA, (limit << 20, limit << 20))
 
+        if self.before_start is not None:
+            self.before_start()
         self.starts += 1
         self._began = time.monotonic()
         self._log.info("--- start %d: %s", self.starts, " ".join(self.command))

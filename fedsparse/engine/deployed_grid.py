@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 POLL_S, LONGEST_POLL_S, NODES_EVERY_S = 0.1, 1.0, 2.0
 MOST_TRIES = 5
+PATIENCE_S = 60.0  # for a node that went away: as long as a small device takes to start again
 
 
 @dataclass
@@ -25,6 +26,15 @@ class _Sent:
     message: Message
     at: float
     tries: int
+
+
+@dataclass
+class _Gone:
+    """A message whose node went away at the moment `at`."""
+
+    sent: _Sent
+    error: Error
+    at: float
 
 
 class DeployedGrid(Grid):
@@ -81,58 +91,64 @@ class DeployedGrid(Grid):
         timeout : float, optional
             Seconds; what has not come by then is left out.
         """
-        waiting = self._send(list(messages), tries=1)
+        waiting, gone = self._send(list(messages), tries=1), list[_Gone]()
         replies: list[Message] = []
         began = looked = time.monotonic()
         pause = POLL_S
-        while waiting and (timeout is None or time.monotonic() - began < timeout):
-            for reply in self._grid.pull_messages(list(waiting)):
+        while (waiting or gone) and (timeout is None or time.monotonic() - began < timeout):
+            for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
                 sent = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if sent is None:
                     continue
-                if _lost_on_the_way(reply) and sent.tries < MOST_TRIES:
-                    waiting |= self._again(sent, "its reply was lost on the way")
-                else:
+                if not reply.has_error():
                     replies.append(reply)
+                elif sent.tries < MOST_TRIES and reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
+                    waiting |= self._again(sent, "its reply was lost on the way")
+                elif sent.tries < MOST_TRIES and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+                    gone.append(_Gone(sent, reply.error, time.monotonic()))
+                else:
+                    replies.append(Message(reply.error, reply_to=sent.message))  # Flower's own names no sender
                 pause = POLL_S
             if time.monotonic() - looked > NODES_EVERY_S:
                 looked = time.monotonic()
-                for message_id, sent in self._restarted(waiting):
-                    del waiting[message_id]
-                    waiting |= self._again(sent, "it was started again before it had answered")
-            if waiting:
-                time.sleep(pause)
-                pause = min(1.2 * pause, LONGEST_POLL_S)
-        return replies
+                since = {node.node_id: _seconds(node.last_activated_at) for node in self._grid.get_nodes()}
+                waiting |= self._restarted(waiting, since)
+                waiting |= self._back(gone, since, replies)
+            time.sleep(pause)
+            pause = min(1.2 * pause, LONGEST_POLL_S)
+        return [*replies, *(Message(each.error, reply_to=each.sent.message) for each in gone)]
 
     def _send(self, messages: list[Message], tries: int) -> dict[str, _Sent]:
         at = time.time()
-        ids = list(self._grid.push_messages(messages))
-        return {
-            message_id: _Sent(message, at, tries)
-            for message_id, message in zip(ids, messages, strict=True)
-            if message_id
-        }
+        ids = self._grid.push_messages(messages)
+        return {name: _Sent(message, at, tries) for name, message in zip(ids, messages, strict=True) if name}
 
     def _again(self, sent: _Sent, reason: str) -> dict[str, _Sent]:
-        old = sent.message
-        log.warning("node %d is asked again: %s", old.metadata.dst_node_id, reason)
-        meta = old.metadata
-        fresh = Message(old.content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
+        meta = sent.message.metadata
+        log.warning("node %d is asked again: %s", meta.dst_node_id, reason)
+        fresh = Message(sent.message.content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
         return self._send([fresh], sent.tries + 1)
 
-    def _restarted(self, waiting: dict[str, _Sent]) -> list[tuple[str, _Sent]]:
-        """Return what was sent to nodes that have been activated since."""
-        since = {node.node_id: _seconds(node.last_activated_at) for node in self._grid.get_nodes()}
-        return [
-            (message_id, sent)
-            for message_id, sent in waiting.items()
-            if sent.tries < MOST_TRIES and since.get(sent.message.metadata.dst_node_id, 0.0) > sent.at
-        ]
+    def _restarted(self, waiting: dict[str, _Sent], since: dict[int, float]) -> dict[str, _Sent]:
+        """Ask those nodes again that have been activated since they were asked."""
+        asked: dict[str, _Sent] = {}
+        for name, sent in list(waiting.items()):
+            if sent.tries < MOST_TRIES and since.get(sent.message.metadata.dst_node_id, 0.0) > sent.at:
+                del waiting[name]
+                asked |= self._again(sent, "it was started again before it had answered")
+        return asked
 
-
-def _lost_on_the_way(reply: Message) -> bool:
-    return reply.has_error() and reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
+    def _back(self, gone: list[_Gone], since: dict[int, float], replies: list[Message]) -> dict[str, _Sent]:
+        """Ask those nodes again that went away and came back; give up on those that stay away."""
+        asked: dict[str, _Sent] = {}
+        for each in list(gone):
+            if each.sent.message.metadata.dst_node_id in since:
+                gone.remove(each)
+                asked |= self._again(each.sent, "it went away, and is back")
+            elif time.monotonic() - each.at > PATIENCE_S:
+                gone.remove(each)
+                replies.append(Message(each.error, reply_to=each.sent.message))
+        return asked
 
 
 def _seconds(text: str) -> float:

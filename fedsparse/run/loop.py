@@ -44,6 +44,7 @@ def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrateg
         error_memory=scenario.compression.error_memory,
         momentum_correction=scenario.compression.momentum_correction,
         memory_dtype=scenario.compression.memory_dtype,
+        max_update_norm=scenario.strategy.max_update_norm,
         frozen=task.frozen,
         run=run,
         rounds=scenario.rounds,

@@ -65,6 +65,9 @@ class Strategy(Section):
     weighting: Literal["num_examples", "uniform"] = Field(
         default="num_examples", description='"num_examples" or "uniform"'
     )
+    max_update_norm: Positive | None = Field(
+        default=None, description="a number above 0: an update with a larger L2 norm is rejected"
+    )
     options: dict[str, Any] = Field(default={}, description="a table of options for the strategy's constructor")
 
 
