@@ -13,6 +13,7 @@ import sys
 import time
 from base64 import b64decode
 from collections import defaultdict
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedsparse.deploy.federation import Federation
+from fedsparse.deploy.replay import PULL, PUSH_MESSAGES, PUSH_OBJECT, Ask, Replay
 from fedsparse.deploy.versions import versions
 from fedsparse.errors import FedsparseError
 from fedsparse.run.folder import write_text
 
 FLEET, HELLO, KEY_HEADER = "/v1/fleet/", "/fedsparse/hello", "flwr-public-key"
 TRAFFIC = "traffic.json"
-PULL = "/v1/fleet/pull-messages"
+HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 WRITE_EVERY_S, BACKEND_TIMEOUT_S = 2.0, 120.0
 # A node that gets no message asks again after three seconds: its question is held until there is one. Nodes wait 30 s
 # for an answer. With many nodes the SuperLink is asked less often for each.
@@ -63,7 +65,7 @@ class Gateway:
         self._path = federation.server / TRAFFIC
         self._counts: dict[str, dict[str, Any]] = defaultdict(lambda: {"requests": 0, "up": 0, "down": 0})
         self._counts.update(read_traffic(federation))
-        self._written, self._held = 0.0, 0
+        self._written, self._held, self._replay = 0.0, 0, Replay()
         routes = [
             Route(HELLO, self.hello, methods=["GET"]),
             Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]),
@@ -92,7 +94,7 @@ class Gateway:
             return PlainTextResponse("the request is too large\n", status_code=413)
         headers = [(key, value) for key, value in request.headers.items() if key not in _HOP]
         try:
-            answer = await self._ask(request, body, headers)
+            answer = await self._ask(node, request, body, headers)
         except httpx.HTTPError as error:
             # Nodes try again after 502 to 504.
             log.warning("the SuperLink does not answer (%s)", type(error).__name__)
@@ -101,21 +103,38 @@ class Gateway:
         kept = {key: value for key, value in answer.headers.items() if key not in _HOP and key != "content-encoding"}
         return Response(answer.content, status_code=answer.status_code, headers=kept)
 
-    async def _ask(self, request: Request, body: bytes, headers: list[tuple[str, str]]) -> httpx.Response:
-        """Ask the SuperLink; if it has no message for a node yet, until it has one."""
-        path, until = request.url.path, time.monotonic() + HOLD_S
-        answer = await self._backend.post(path, content=body, headers=headers)
-        if path != PULL:
-            return answer
+    async def _ask(self, node: str, request: Request, body: bytes, headers: list[tuple[str, str]]) -> httpx.Response:
+        """Ask the SuperLink, or give again what may not have arrived."""
+        path = request.url.path
+
+        def ask() -> Awaitable[httpx.Response]:
+            return self._backend.post(path, content=body, headers=headers)
+
+        if path == PULL:
+            return await self._message(node, request, ask)
+        if path != HEARTBEAT:  # that comes from another thread
+            self._replay.moved_on(node)
+        if path in (PUSH_MESSAGES, PUSH_OBJECT):
+            return await self._replay.push(node, path, body, ask)
+        return await ask()
+
+    async def _message(self, node: str, request: Request, ask: Ask) -> httpx.Response:
+        """Get a node's next message; if there is none yet, wait for it."""
+        if (again := self._replay.not_taken(node)) is not None:
+            return again
+        until = time.monotonic() + HOLD_S
+        answer = await ask()
         self._held += 1
         try:
             while answer.status_code == 200 and not _has_message(answer.content) and time.monotonic() < until:
                 await asyncio.sleep(max(LOOK_S, LOOK_S_PER_NODE * self._held))
                 if await request.is_disconnected():
-                    break
-                answer = await self._backend.post(path, content=body, headers=headers)
+                    return answer
+                answer = await ask()
         finally:
             self._held -= 1
+        if answer.status_code == 200 and _has_message(answer.content):
+            self._replay.hand(node, answer)
         return answer
 
     def _node(self, request: Request) -> str | None:

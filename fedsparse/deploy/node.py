@@ -67,7 +67,7 @@ class NodeRunner:
                 command,
                 environment(node),
                 node.path / "logs" / "node.log",
-                on_line=self._note_id,
+                on_line=self._listen,
                 before_start=self._sign_off,
                 memory_mb=node.file.limits.memory_mb,
             )
@@ -77,9 +77,13 @@ class NodeRunner:
             )
             Supervisor([self.child], mark_of(node), self._ended, self._tick).run()
 
-    def _note_id(self, line: str) -> None:
+    def _listen(self, line: str) -> None:
+        """Note Flower's id for this node; start again where a reply was given up, for the server to ask again."""
         if found := _ID.search(line):
             write_text(self._node.path / FLOWER_ID, found[1])
+        if "Failed to send message" in line and (process := self.child.process) is not None:
+            self._say("a reply could not be sent: starting again, so that the server asks for it again")
+            process.terminate()
 
     def _sign_off(self) -> None:
         """Let the server forget a SuperNode that was killed, or died with the power."""

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -72,25 +73,31 @@ class Server:
             _write_connection(federation)
             # The executor ends with its apps when it cannot reach the SuperLink: it starts when that is there.
             supervisor = Supervisor([self.superlink], mark_of(federation), self._ended, self._tick)
-            self._supervisor, self._ready = supervisor, False
+            self._supervisor, self._ready, self._registered = supervisor, False, list[str]()
             self._began = time.monotonic()
             supervisor.run()
 
     def _tick(self) -> None:
+        """Start what needs the SuperLink once that answers, and tell when nodes can come."""
         if self._ready or not self.superlink.running:
             return
-        if healthy(self._federation):
+        if self.gateway not in self._supervisor.children:
+            if healthy(self._federation):
+                with suppress(RunError):  # it has gone again: at the next tick
+                    self._registered = Control(self._federation.inner, self._federation.ca).register(
+                        self._federation.public_keys()
+                    )
+                    self._supervisor.children += [self.executor, self.gateway]
+            elif time.monotonic() - self._began > HEALTHY_S:
+                self._began = time.monotonic()
+                self._say("the SuperLink does not answer yet; its log ends:\n" + "\n".join([*self.superlink.tail][-5:]))
+        elif _listens(self._federation):
             self._ready = True
-            new = Control(self._federation.inner, self._federation.ca).register(self._federation.public_keys())
-            self._supervisor.children += [self.executor, self.gateway]
             file = self._federation.file
             self._say(f"the server of {file.name!r} listens on {file.bind}:{file.port} for {len(file.nodes)} nodes")
-            if new:
-                self._say(f"registered the keys of {len(new)} nodes: {', '.join(new)}")
+            if self._registered:
+                self._say(f"registered the keys of {len(self._registered)} nodes: {', '.join(self._registered)}")
             self._say(f"logs are in {self._federation.server / 'logs'}; stop with Ctrl-C")
-        elif time.monotonic() - self._began > HEALTHY_S:
-            self._began = time.monotonic()
-            self._say("the SuperLink does not answer yet; its log ends:\n" + "\n".join(list(self.superlink.tail)[-5:]))
 
     def _ended(self, child: Child, code: int) -> None:
         last = next((line for line in reversed(child.tail) if line.strip()), "")
@@ -129,6 +136,16 @@ def healthy(federation: Federation) -> bool:
         with urllib.request.urlopen(f"https://{federation.inner}/health", timeout=2, context=context):
             return True
     except (urllib.error.URLError, OSError):
+        return False
+
+
+def _listens(federation: Federation) -> bool:
+    host = federation.file.bind
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        socket.create_connection((host, federation.file.port), timeout=1).close()
+        return True
+    except OSError:
         return False
 
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from queue import Empty, Queue
+from threading import Thread
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
@@ -35,6 +37,39 @@ class _Gone:
     sent: _Sent
     error: Error
     at: float
+
+
+class _Puller:
+    """Pulls replies in threads: Flower waits for up to three minutes for a reply whose upload broke off."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._busy: set[str] = set()
+        self._found: Queue[tuple[list[str], list[Message] | Exception]] = Queue()
+
+    def look(self, message_ids: list[str]) -> list[Message]:
+        """Return what has come, and look for the rest."""
+        replies: list[Message] = []
+        while True:
+            try:
+                asked, found = self._found.get_nowait()
+            except Empty:
+                break
+            self._busy.difference_update(asked)
+            if isinstance(found, Exception):
+                raise found
+            replies += found
+        answered = {reply.metadata.reply_to_message_id for reply in replies}
+        if idle := [name for name in message_ids if name not in self._busy and name not in answered]:
+            self._busy.update(idle)
+            Thread(target=self._pull, args=(idle,), daemon=True).start()
+        return replies
+
+    def _pull(self, message_ids: list[str]) -> None:
+        try:
+            self._found.put((message_ids, list(self._grid.pull_messages(message_ids))))
+        except Exception as error:
+            self._found.put((message_ids, error))
 
 
 class DeployedGrid(Grid):
@@ -92,11 +127,11 @@ class DeployedGrid(Grid):
             Seconds; what has not come by then is left out.
         """
         waiting, gone = self._send(list(messages), tries=1), list[_Gone]()
-        replies: list[Message] = []
+        replies, puller = list[Message](), _Puller(self._grid)
         began = looked = time.monotonic()
         pause = POLL_S
         while (waiting or gone) and (timeout is None or time.monotonic() - began < timeout):
-            for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
+            for reply in puller.look(list(waiting)):
                 sent = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if sent is None:
                     continue

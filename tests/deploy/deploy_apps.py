@@ -10,6 +10,7 @@ import signal
 import struct
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from clients import CompressionMod
 from clients.client_app import make_app
 from fedsparse import protocol
+from fedsparse.compression import Compressor, encode
+from fedsparse.compression.frame import decode_own
 from fedsparse.compression.layout import Layout
 from fedsparse.processes import marked
 from fedsparse.protocol import FRAME_NAME, FRAME_STYPE, KEY, Directive, from_record, only, views
@@ -100,9 +103,13 @@ def _patched(frame: bytes, old: bytes, new: bytes) -> bytes:
     return _signed(frame[:-4].replace(old, new, 1))
 
 
-def _numbers(frame: bytes, value: float) -> bytes:
-    """The values of a float32 frame lie raw before the checksum; overwrite the last."""
-    return _signed(frame[:-8] + struct.pack("<f", value))
+def _numbers(frame: bytes, now: Directive, value: float) -> bytes:
+    """Send the same positions with another first value."""
+    d = np.load(HERE / f"delta-{now.client}-{now.server_round}.npy").size
+    update = decode_own(frame, d)
+    codes = np.array(update.codes)
+    codes[0] = value
+    return encode(replace(update, codes=codes, values=codes), Compressor.from_spec(now.spec), now.update_id)
 
 
 def _bomb(frame: bytes, _: Directive) -> bytes:
@@ -114,8 +121,8 @@ def _bomb(frame: bytes, _: Directive) -> bytes:
 TAMPER = {
     "garbage": lambda frame, _: os.urandom(len(frame)),
     "cut": lambda frame, _: frame[: len(frame) // 2],
-    "nan": lambda frame, _: _numbers(frame, float("nan")),
-    "huge": lambda frame, _: _numbers(frame, 1e30),
+    "nan": lambda frame, now: _numbers(frame, now, float("nan")),
+    "huge": lambda frame, now: _numbers(frame, now, 1e30),
     "bomb": _bomb,
     "wrong spec": lambda frame, _: _patched(frame, b"topk", b"TOPK"),
     "replay": lambda _, now: (HERE / f"frame-{now.client}-{now.server_round - 1}.bin").read_bytes(),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -67,3 +68,53 @@ def test_whatever_is_killed_the_model_is_the_simulations_bit_for_bit(make_fleet,
     assert {path.name for path in fleet.records.glob("fired-*")} == {"fired-0-2", "fired-1-3", "fired-2-4"}
     assert "superlink ended with code -9" in fleet.said("server")
     assert check_conservation(fleet, lines, 4) == 28
+
+
+def test_what_hostile_and_broken_nodes_send_is_rejected_and_named(make_fleet, tmp_path):
+    """Garbage, a bomb, NaN, 1e30, a replay, an old version, a full disk: without harm to the round, nothing is lost."""
+    fleet = make_fleet(3)
+    memory = fleet.federation.node_folder(1) / "memory"
+    memory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "none", memory]
+    full = os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0
+    filler = memory / "filler"
+
+    def on_event(event):
+        if isinstance(event, RoundDone) and full and event.line["round"] in (3, 4):
+            if event.line["round"] == 3:
+                filler.write_bytes(b"0" * (os.statvfs(memory).f_bavail * os.statvfs(memory).f_bsize))
+            else:
+                filler.unlink()
+
+    try:
+        fleet.start_server()
+        for number in range(3):
+            fleet.start_node(number)
+        kinds = ["garbage", "bomb", "nan", "huge", "replay", "wrong spec", "cut", "old"]
+        fleet.plan({f"2:{number}": kind for number, kind in enumerate(kinds, start=2)})
+        chosen = scenario("rounds=10", "data.num_clients=3", "strategy.max_update_norm=1000.0")
+        lines = fleet.run(chosen, tmp_path / "deployed", on_event)
+        check_conservation(fleet, lines, 3)
+    finally:
+        if full:
+            subprocess.run(["umount", "-l", memory], check=False)
+    expected = {
+        2: "no fedsparse frame",
+        3: "length",
+        4: "not finite",
+        5: "norm",
+        6: "expected update 6",
+        7: "made by",
+        8: "checksum",
+        9: "protocol",
+    }
+    reasons = {line["round"]: line["failed"].get("2", "") for line in lines}
+    for server_round, words in expected.items():
+        assert words in reasons[server_round], reasons
+    assert reasons[1] == reasons[10] == ""
+    assert all("0" in line["accepted"] for line in lines)
+    if full:
+        assert "No space left" in lines[3]["failed"]["1"]
+    assert all("1" in line["accepted"] for line in lines if not (full and line["round"] == 4))
+    assert lines[9]["restored"] == 1  # what was cut in round 8: the old version of round 9 did not touch its memory
+    assert sum(line["restored"] for line in lines) >= 6

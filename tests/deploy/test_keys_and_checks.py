@@ -1,0 +1,251 @@
+"""Folders, keys, certificates, and what `doctor` says of a way that is barred."""
+
+import os
+import ssl
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from fleet import Fleet, free_ports
+
+from fedsparse.deploy import create, keys
+from fedsparse.deploy.checks import connection, first_problem
+from fedsparse.deploy.doctor import examine
+from fedsparse.deploy.federation import Federation, Node
+from fedsparse.deploy.node import forget_old_runs, node_config
+from fedsparse.errors import ConfigError
+
+
+def made(path: Path, nodes: int = 2, host: str = "127.0.0.1") -> Federation:
+    port, inner = free_ports(2)
+    return create.create(path, host, nodes, port, inner)
+
+
+def test_keys_are_secret_and_nothing_is_overwritten(tmp_path):
+    federation = made(tmp_path / "fed")
+    secrets = [federation.ca_key, federation.key, *(federation.node_folder(n) / "node.key" for n in (0, 1))]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in secrets] == [0o600] * 4
+    before = {path: path.read_bytes() for path in federation.path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"already holds a federation.*deploy add"):
+        made(tmp_path / "fed")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        made(tmp_path / "full")
+    assert before == {path: path.read_bytes() for path in federation.path.rglob("*") if path.is_file()}
+
+
+def test_nodes_are_added_with_new_numbers_and_old_keys_stay(tmp_path):
+    federation = made(tmp_path / "fed")
+    key = (federation.node_folder(0) / "node.key").read_bytes()
+    more = create.add(federation, 3)
+    assert list(more.file.nodes) == ["0", "1", "2", "3", "4"]
+    assert len(more.public_keys()) == 5
+    assert (federation.node_folder(0) / "node.key").read_bytes() == key
+    assert Node.open(federation.node_folder(4)).file.num_nodes == 5
+    assert Federation.open(federation.path).file == more.file
+
+
+@pytest.mark.parametrize("host", ["", "a b", "http://x", "host:9092", "-x", "a..b", "x" * 300, "ü.example"])
+def test_impossible_hosts_are_refused(tmp_path, host):
+    with pytest.raises(ConfigError, match="--host"):
+        create.create(tmp_path / "fed", host, 1, 9092, 9093)
+    assert not (tmp_path / "fed").exists()
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "10.0.0.1", "::1", "localhost"])
+def test_the_servers_certificate_names_the_host(tmp_path, host):
+    from cryptography import x509
+
+    federation = made(tmp_path / "fed", 1, host)
+    found = x509.load_pem_x509_certificate(federation.certificate.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert keys.general_name(host) in list(names)
+    node = Node.open(federation.node_folder(0))
+    assert (node.host, node.port) == (host, federation.file.port)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("node = 0", "node = -1", "whole|number"),
+        ("threads = 1", "threads = 0", "at least 1"),
+        ("threads = 1", "thread = 1", "unknown key 'limits.thread'"),
+        ("format = 1", "format = 9", "format 9"),
+        ("[data]", "[data", "not valid TOML"),
+        ("server = ", "# server = ", "server is missing"),
+    ],
+)
+def test_a_broken_node_file_says_what_is_wrong(tmp_path, old, new, words):
+    folder = made(tmp_path / "fed").node_folder(0)
+    text = (folder / "node.toml").read_text()
+    assert old in text
+    (folder / "node.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=words):
+        Node.open(folder)
+
+
+def test_the_folders_are_told_apart(tmp_path):
+    federation = made(tmp_path / "fed")
+    with pytest.raises(ConfigError, match="the server's folder"):
+        Node.open(federation.path)
+    with pytest.raises(ConfigError, match="a node's folder"):
+        Federation.open(federation.node_folder(0))
+    with pytest.raises(ConfigError, match="deploy init"):
+        Federation.open(tmp_path)
+    (federation.node_folder(0) / "node.key").unlink()
+    with pytest.raises(ConfigError, match=r"node.key is missing"):
+        Node.open(federation.node_folder(0))
+
+
+def test_old_error_memories_go_and_the_latest_stay(tmp_path):
+    node = Node.open(made(tmp_path / "fed").node_folder(0))
+    for number in range(8):
+        folder = node.memory / f"run-{number}"
+        folder.mkdir(parents=True)
+        (folder / "0.memory").write_bytes(b"x")
+        os.utime(folder / "0.memory", (number, number))
+    forget_old_runs(node)
+    assert sorted(path.name for path in node.memory.iterdir()) == [f"run-{n}" for n in range(3, 8)]
+
+
+def test_what_flower_is_told_of_a_node(tmp_path):
+    from flwr.common.config import parse_config_args
+
+    node = Node.open(made(tmp_path / "a fed").node_folder(1))
+    told = parse_config_args([node_config(node)])
+    assert told["partition-id"] == 1
+    assert told["durable"] is True
+    assert told["memory-dir"] == str(node.memory)
+
+
+def test_nobody_there_and_no_such_name(tmp_path):
+    node = Node.open(made(tmp_path / "fed").node_folder(0))
+    finding = first_problem(node)
+    assert finding is not None
+    assert "cannot be reached" in finding.what
+    assert "deploy server" in finding.todo
+    other = Node.open(made(tmp_path / "other", 1, "no-such-host.invalid").node_folder(0))
+    finding = first_problem(other)
+    assert finding is not None
+    assert finding.what.startswith("DNS")
+
+
+def test_doctor_finds_open_keys_and_expired_certificates(tmp_path):
+    federation = made(tmp_path / "fed")
+    federation.key.chmod(0o644)
+    lines = {(finding.level, finding.what) for finding in examine(federation.path)}
+    assert any(level == "fix" and "can be read by others" in what for level, what in lines)
+    create.renew(federation, days=0)
+    assert any(f.level == "fix" and "certificate" in f.what and "renew" in f.todo for f in examine(federation.path))
+    assert any(f.level == "fix" and "memory" in f.what for f in examine(None, parameters=10**12))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server alone."""
+    fleet = Fleet(tmp_path_factory.mktemp("served"), 2)
+    fleet.start_server()
+    yield fleet
+    fleet.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("gateway")
+class TestGateway:
+    """What is open to the network, and what is not."""
+
+    def test_a_registered_node_finds_nothing_to_complain_of(self, server):
+        node = Node.open(server.federation.node_folder(1))
+        assert [finding.level for finding in connection(node)] == ["ok"] * 6
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/health"],
+    )
+    def test_nobody_submits_code_through_the_port_for_nodes(self, server, path):
+        assert self.post(server, path) == 404
+        assert self.post(server, path, direct=True) != 404, "the SuperLink itself knows it: the gateway hides it"
+
+    def test_flwr_run_against_the_port_for_nodes_is_refused(self, server, tmp_path):
+        from fedsparse.engine.flower import CLIENT_APP, SERVER_APP, write_app
+
+        for name in ("app", "home"):
+            (tmp_path / name).mkdir()
+        write_app(tmp_path / "app", {"scenario": "x"}, SERVER_APP, CLIENT_APP)
+        address = f"127.0.0.1:{server.federation.file.port}"
+        text = f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "{address}"\n'
+        (tmp_path / "home/config.toml").write_text(text + f'root-certificates = "{server.federation.ca}"\n')
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "flwr"), "run", str(tmp_path / "app"), "x"],
+            env={**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode != 0
+        assert "refused /v1/control/" in (server.federation.server / "logs/gateway.log").read_text()
+
+    def test_plain_text_is_not_spoken(self, server):
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.federation.file.port}/health", timeout=5)
+
+    def test_an_unregistered_key_is_refused_and_logged(self, server):
+        folder = server.federation.node_folder(0)
+        stranger = Node.open(folder)
+        mine = stranger.key.read_bytes()
+        try:
+            keys.make_node(stranger.key)
+            finding = first_problem(stranger)
+            assert finding is not None
+            assert "not registered" in finding.what
+            assert self.post(server, "/v1/fleet/pull-messages") == 401
+            assert "its key is not registered" in (server.federation.server / "logs/gateway.log").read_text()
+        finally:
+            keys.write_secret(stranger.key, mine)
+
+    def test_the_server_of_another_federation_is_not_trusted(self, server, tmp_path):
+        other = made(tmp_path / "fed")
+        folder = other.node_folder(0)
+        text = (folder / "node.toml").read_text()
+        (folder / "node.toml").write_text(text.replace(f":{other.file.port}", f":{server.federation.file.port}"))
+        finding = first_problem(Node.open(folder))
+        assert finding is not None
+        assert "another authority" in finding.what
+
+    def test_a_wrong_clock_is_told(self, server, monkeypatch):
+        from fedsparse.deploy import checks
+
+        real = checks.time.time
+        monkeypatch.setattr(checks.time, "time", lambda: real() + 3600)
+        finding = first_problem(Node.open(server.federation.node_folder(0)))
+        assert finding is not None
+        assert finding.what.startswith("clock: 3600.0 s ahead")
+
+    def test_what_is_too_large_is_not_read(self, server, monkeypatch):
+        from base64 import b64encode
+
+        from fedsparse.deploy.gateway import KEY_HEADER
+
+        key = keys.public_key(server.federation.node_folder(1) / "node.key")
+        headers = {KEY_HEADER: b64encode(key).decode()}
+        large = b"0" * ((server.federation.file.max_request_mb << 20) + 1)
+        assert self.post(server, "/v1/fleet/push-object", large, headers) == 413
+
+    @staticmethod
+    def post(server, path, body=b"", headers=None, *, direct=False) -> int:
+        file = server.federation.file
+        context = ssl.create_default_context(cafile=str(server.federation.ca))
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{file.inner_port if direct else file.port}{path}",
+            data=body,
+            headers={"content-type": "application/x-protobuf", **(headers or {})},
+        )
+        try:
+            return urllib.request.urlopen(request, timeout=20, context=context).status
+        except urllib.error.HTTPError as error:
+            return error.code
