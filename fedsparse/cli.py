@@ -38,6 +38,10 @@ ResumeOption = Annotated[
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of Flower, Ray and the clients.")]
 
 
+# What only some installations have, and which one.
+_EXTRAS = {"plotly": "server", "safetensors": "server", "scipy": "server", "sklearn": "server", "ray": "simulation"}
+
+
 @app.command()
 def run(
     scenario: ScenarioArgument,
@@ -253,6 +257,15 @@ def main() -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):
         return 130
+    except ModuleNotFoundError as error:
+        if (extra := _EXTRAS.get((error.name or "").partition(".")[0])) is None:
+            raise
+        deploy.err.print("error:", style="bold red", end=" ")
+        text = (
+            f"this needs {error.name}, which a device's installation does not have: pip install 'fedsparse[{extra}]'."
+        )
+        deploy.err.print(text, markup=False)
+        return 2
     except FedsparseError as error:
         from fedsparse.console import fail
 

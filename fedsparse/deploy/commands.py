@@ -13,6 +13,7 @@ app = typer.Typer(
 )
 
 out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 FederationArgument = Annotated[Path, typer.Argument(metavar="DIR")]
 

@@ -54,22 +54,27 @@ class Fleet:
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         return {**os.environ, "PYTHONPATH": path, "FEDSPARSE_TEST_DIR": str(self.records), "COLUMNS": "200"}
 
-    def start(self, name: str, *command: str, prefix: tuple[str, ...] = ()) -> None:
+    def start(self, name: str, *command: str, prefix: tuple[str, ...] = (), bare: bool = False) -> None:
+        environment = self.environment()
+        if bare:
+            environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "device_site"), environment["PYTHONPATH"]])
         with (self.folder / f"{name}.out").open("ab") as out:
             self.processes[name] = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "fedsparse.cli", "deploy", *command],
-                env=self.environment(),
+                env=environment,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
             )
 
     def start_server(self) -> None:
+        before = self.said("server").count("listens on")
         self.start("server", "server", str(self.federation.path))
-        self.wait(lambda: "listens on" in self.said("server"), 90, "the server")
+        self.wait(lambda: self.said("server").count("listens on") > before, 90, "the server")
 
-    def start_node(self, number: int, prefix: tuple[str, ...] = ()) -> None:
-        self.start(f"node-{number}", "node", str(self.federation.node_folder(number)), prefix=prefix)
+    def start_node(self, number: int, prefix: tuple[str, ...] = (), *, bare: bool = False) -> None:
+        """Start a node; a bare one sees only the packages of a device's installation."""
+        self.start(f"node-{number}", "node", str(self.federation.node_folder(number)), prefix=prefix, bare=bare)
 
     def said(self, name: str) -> str:
         path = self.folder / f"{name}.out"

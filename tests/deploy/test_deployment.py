@@ -1,14 +1,18 @@
 """Real SuperLink, gateway and SuperNodes with TLS and authentication: parity, faults, hostile nodes."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fleet import check_conservation
 
+from fedsparse.data import load_dataset, partition
 from fedsparse.run import RoundDone, RunFolder, run_scenario
 from fedsparse.scenario import apply_overrides, from_toml
 from fedsparse.scenario.schema import Scenario
@@ -118,3 +122,74 @@ def test_what_hostile_and_broken_nodes_send_is_rejected_and_named(make_fleet, tm
     assert all("1" in line["accepted"] for line in lines if not (full and line["round"] == 4))
     assert lines[9]["restored"] == 1  # what was cut in round 8: the old version of round 9 did not touch its memory
     assert sum(line["restored"] for line in lines) >= 6
+
+
+def test_devices_train_on_their_own_data_without_the_packages_of_a_simulation(make_fleet, tmp_path):
+    """What lies in a device's file gives the very model that the same part of the shared set gives."""
+    chosen = scenario("rounds=2", "data.num_clients=2", "compression.uplink=topk(density=0.05)|qsgd(levels=8)")
+    digits = load_dataset("digits")
+    parts = partition(chosen.data.partition, digits.y_train, 2, chosen.seed)
+    fleet = make_fleet(2)
+    for number, part in enumerate(parts):
+        x = digits.x_train[part].astype(np.float32) * np.float32(digits.scale)
+        folder = fleet.federation.node_folder(number)
+        if number == 0:
+            np.savez(folder / "own.npz", x=x, y=digits.y_train[part])
+        else:
+            labels = digits.y_train[part]
+            rows = [",".join([*(f"p{i}" for i in range(x[0].size)), "label"])]
+            for example, label in zip(x, labels, strict=True):
+                rows.append(",".join([*(repr(float(value)) for value in example.ravel()), str(label)]))
+            (folder / "own.csv").write_text("\n".join(rows))
+        text = (folder / "node.toml").read_text()
+        suffix = ("npz", "csv")[number]
+        (folder / "node.toml").write_text(text.replace("[data]", f'[data]\nsource = "own.{suffix}"', 1))
+    fleet.start_server()
+    for number in range(2):
+        fleet.start_node(number, bare=True)
+    lines = fleet.run(chosen, tmp_path / "deployed")
+    assert [line["accepted"] for line in lines] == [["0", "1"]] * 2
+    inline(chosen, tmp_path / "inline")
+    deployed, simulated = (tmp_path / name / "model.safetensors" for name in ("deployed", "inline"))
+    assert deployed.read_bytes() == simulated.read_bytes()
+
+
+def test_a_late_node_joins_and_a_dead_server_is_resumed(make_fleet, tmp_path):
+    """Two of three nodes begin; the server loses its power; the run goes on with all three."""
+    fleet = make_fleet(3)
+    fleet.start_server()
+    for number in (0, 1):
+        fleet.start_node(number)
+    out, toml = tmp_path / "run", tmp_path / "deployed.toml"
+    toml.write_text(
+        TOML.replace("num_clients = 4", "num_clients = 3").replace(
+            "[compression]", "[engine]\nmin_clients = 2\n[compression]"
+        )
+    )
+    command = [sys.executable, "-m", "fedsparse.cli", "run", str(toml), "--engine", "deployment", "--out", str(out)]
+    command += ["--federation", str(fleet.federation.path)]
+    first = subprocess.Popen(command, env=fleet.environment())
+    fleet.wait(lambda: len(RunFolder(out).rounds()) >= 2, 180, "two rounds")
+    for process in (first, fleet.processes.pop("server")):
+        process.kill()
+        process.wait()
+    done = len(RunFolder(out).rounds())
+    assert 2 <= done < 5
+    fleet.start_node(2)
+    fleet.start_server()
+    again = subprocess.run([*command, "--resume"], env=fleet.environment(), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    lines = RunFolder(out).rounds()
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[0]["accepted"] == ["0", "1"]
+    assert lines[-1]["accepted"] == ["0", "1", "2"]
+    assert json.loads((out / "summary.json").read_text())["status"] == "completed"
+    shown = subprocess.run(
+        [sys.executable, "-m", "fedsparse.cli", "deploy", "status", str(fleet.federation.path)],
+        env=fleet.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert [line.split()[:2] for line in shown.splitlines()[1:4]] == [["0", "online"], ["1", "online"], ["2", "online"]]
+    assert f"latest run: {out}, 5 rounds" in shown
