@@ -96,11 +96,17 @@ class Fleet:
         self, scenario: Scenario, out: Path, on_event: Callable[[Any], None] | None = None, **options: Any
     ) -> list[Line]:
         """Run a scenario on the fleet, and return its rounds."""
-        chosen = {"overwrite": False, "resume": False, "verbose": False, "command": "test", "apps": APPS} | options
+        chosen: dict[str, Any] = {
+            "overwrite": False,
+            "resume": False,
+            "verbose": False,
+            "command": "test",
+            "apps": APPS,
+        }
         engine = scenario.engine.model_copy(
-            update={"name": "deployment", "federation": str(self.federation.path), "timeout": 120.0}
+            update={"name": "deployment", "federation": str(self.federation.path), "timeout": 240.0}
         )
-        run_on_deployment(scenario.model_copy(update={"engine": engine}), out, on_event, **chosen)
+        run_on_deployment(scenario.model_copy(update={"engine": engine}), out, on_event, **(chosen | options))
         return RunFolder(out).rounds()
 
     def kill_node(self, number: int) -> None:
