@@ -42,7 +42,8 @@ def save(name: str, rows: Sequence[dict[str, Any]], notes: str = "") -> None:
     for row in rows:
         print("  ".join(f"{key}={value}" for key, value in row.items()))
     RESULTS.mkdir(exist_ok=True)
-    command = "python -m benchmarks." + name + "".join(f" {arg}" for arg in sys.argv[1:])
+    given = " ".join("FOLDER" if Path(arg).is_dir() else arg for arg in sys.argv[1:])
+    command = f"python -m benchmarks.{Path(sys.argv[0]).stem} {given}".rstrip()
     body = {
         "date": date.today().isoformat(),
         "machine": machine(),
