@@ -1,6 +1,6 @@
 """A long deployment: 20 nodes, 50 rounds on loopback; does the memory of the server and of the nodes stay flat?
 
-Run with about 16 GB of memory free (an hour on 2 cores: every message starts a process on every node)::
+Run with about 16 GB of memory free; every message starts a process on every node::
 
     python -m benchmarks.soak [NODES ROUNDS]
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/deploy"))
 
 from fleet import Fleet
 
-APPS = ("fedsparse.flower_app:server_app", "clients.client_app:app")
+APPS = ("fedsparse.flower_app:server_app", "benchmarks.soak_app:app")
 TOML = """
 name = "soak"
 rounds = 50
