@@ -1,4 +1,4 @@
-"""The soak's ClientApp: a step that needs no torch, so that starting it for every message takes less of a small machine."""
+"""The soak's ClientApp: a step without torch, so that starting it for every message takes less time."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
