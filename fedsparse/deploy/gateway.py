@@ -8,6 +8,7 @@ for ``/v1/fleet/``, signed with a registered node's key. It counts each node's b
 import asyncio
 import json
 import logging
+import os
 import ssl
 import sys
 import time
@@ -38,7 +39,8 @@ HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 WRITE_EVERY_S, BACKEND_TIMEOUT_S = 2.0, 120.0
 # A node that gets no message asks again after three seconds: its question is held until there is one. Nodes wait 30 s
 # for an answer. With many nodes the SuperLink is asked less often for each.
-HOLD_S, LOOK_S, LOOK_S_PER_NODE = 20.0, 0.2, 0.01
+HOLD = "FEDSPARSE_GATEWAY_HOLD_S"
+HOLD_S, LOOK_S, LOOK_S_PER_NODE = float(os.environ.get(HOLD, "20")), 0.2, 0.01
 # What concerns one connection alone.
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length"}
 

@@ -48,11 +48,18 @@ class Fleet:
         self.records.mkdir(parents=True)
         port, inner = free_ports(2)
         self.federation: Federation = create(folder / "fed", host, nodes, port, inner)
+        self.variables: dict[str, str] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-        return {**os.environ, "PYTHONPATH": path, "FEDSPARSE_TEST_DIR": str(self.records), "COLUMNS": "200"}
+        return {
+            **os.environ,
+            "PYTHONPATH": path,
+            "FEDSPARSE_TEST_DIR": str(self.records),
+            "COLUMNS": "200",
+            **self.variables,
+        }
 
     def start(self, name: str, *command: str, prefix: tuple[str, ...] = (), bare: bool = False) -> None:
         environment = self.environment()
