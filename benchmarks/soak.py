@@ -14,6 +14,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks._report import save
+from fedsparse.deploy.federation import Node
+from fedsparse.deploy.node import mark_of as node_mark
 from fedsparse.deploy.server import mark_of
 from fedsparse.processes import marked
 from fedsparse.run import RoundDone
@@ -75,7 +77,7 @@ def main(nodes: int = 20, rounds: int = 50) -> None:
             def on_event(event: Any) -> None:
                 if not isinstance(event, RoundDone):
                     return
-                each = [memory(f"fedsparse-node:{fleet.federation.node_folder(n)}\0") for n in range(nodes)]
+                each = [memory(node_mark(Node.open(fleet.federation.node_folder(n)))) for n in range(nodes)]
                 row = {"round": event.line["round"], "wall_s": round(event.line["wall_s"], 2)}
                 row |= {"accepted": len(event.line["accepted"])}
                 row |= {f"{name} MB": round(mb, 1) for name, mb in memory(mark_of(fleet.federation)).items()}

@@ -62,6 +62,16 @@ def add(
 
 
 @app.command()
+def remove(directory: FederationArgument, number: Annotated[int, typer.Argument(metavar="NODE")]) -> None:
+    """Remove node number NODE from the federation in DIR: its key is refused once the server is started again."""
+    from fedsparse.deploy import create
+    from fedsparse.deploy.federation import Federation
+
+    create.remove(Federation.open(directory), number)
+    _say(f"node {number} is removed; start the server again, and its key is refused")
+
+
+@app.command()
 def renew(
     directory: FederationArgument,
     days: Annotated[int, typer.Option("--days", min=1, max=3650, help="How long it is to be valid.")] = 825,

@@ -81,11 +81,23 @@ def add(federation: Federation, count: int) -> Federation:
     if count < 1:
         raise ConfigError(f"the number of nodes to add is {count}, it must be at least 1.")
     known = dict(federation.file.nodes)
-    first = max((int(number) for number in known), default=-1) + 1
+    # A removed node's number is not given again: Flower would take its key for the new one's.
+    first = max((int(number) for number in (*known, *federation.file.revoked)), default=-1) + 1
     numbers = range(first, first + count)
     for number in numbers:
         known[str(number)] = _make_node(federation, number, first + count).decode()
     file = federation.file.model_copy(update={"nodes": known})
+    changed = Federation(federation.path, file)
+    changed.save()
+    return changed
+
+
+def remove(federation: Federation, number: int) -> Federation:
+    """Take away a node's right to connect: its device was lost, or has served its time."""
+    if str(number) not in federation.file.nodes:
+        raise ConfigError(f"there is no node {number}; the nodes are: {', '.join(federation.file.nodes)}.")
+    nodes = {name: key for name, key in federation.file.nodes.items() if name != str(number)}
+    file = federation.file.model_copy(update={"nodes": nodes, "revoked": [*federation.file.revoked, str(number)]})
     changed = Federation(federation.path, file)
     changed.save()
     return changed

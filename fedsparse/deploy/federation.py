@@ -34,6 +34,7 @@ class FederationFile(_File):
     max_request_mb: Annotated[int, Field(ge=1)] = Field(
         default=64, description="the largest request in MB that is taken from a node"
     )
+    revoked: list[str] = Field(default=[], description="a list of the numbers of removed nodes")
     nodes: dict[str, str] = Field(description="a table: a node's number and its public key")
 
 

@@ -20,7 +20,7 @@ from fedsparse.errors import ConfigError
 from fedsparse.run.folder import write_text
 from fedsparse.run.lock import exclusive
 
-CHECK_EVERY_S, TASK_POLL_S = 15.0, 0.2
+CHECK_EVERY_S, TIDY_EVERY_S, TASK_POLL_S = 15.0, 3600.0, 0.2
 # Flower holds a node for connected as long as its last heartbeat promised.
 STILL_CONNECTED = "305"
 FLOWER_ID = "flower-id"
@@ -41,7 +41,7 @@ class NodeRunner:
     def __init__(self, node: Node, say: Callable[[str], None]) -> None:
         self._node, self._say = node, say
         self._problem: str | None = "not connected yet"
-        self._checked = 0.0
+        self._checked, self._tidied = 0.0, -TIDY_EVERY_S
         self._checking: threading.Thread | None = None
 
     def run(self) -> None:
@@ -54,8 +54,7 @@ class NodeRunner:
         """
         node = self._node
         check_data(node)
-        with exclusive(node.path):
-            forget_old_runs(node)
+        with exclusive(node.path, f"the node {node.path} runs already: stop it first."):
             command = [
                 *_program("flower-supernode"),
                 *("--root-certificates", str(node.ca), "--superlink", node.file.server),
@@ -102,6 +101,9 @@ class NodeRunner:
         self._checked = 0.0
 
     def _tick(self) -> None:
+        if time.monotonic() - self._tidied > TIDY_EVERY_S:
+            self._tidied = time.monotonic()
+            forget_old_runs(self._node)
         if time.monotonic() - self._checked < CHECK_EVERY_S or (self._checking and self._checking.is_alive()):
             return
         self._checked = time.monotonic()
@@ -181,7 +183,7 @@ def environment(node: Node) -> dict[str, str]:
 
 def mark_of(node: Node) -> str:
     """Return the text that marks the processes of a node."""
-    return f"fedsparse-node:{node.path}"
+    return f"fedsparse-node:{node.path}/."  # that of node-1 must not be found in node-10's
 
 
 def forget_old_runs(node: Node) -> None:

@@ -68,7 +68,7 @@ class Server:
         """
         federation = self._federation
         check_certificate(federation)
-        with exclusive(federation.server):
+        with exclusive(federation.server, f"a server of {federation.path} runs already: stop it first."):
             _check_ports(federation)
             _write_connection(federation)
             # The executor ends with its apps when it cannot reach the SuperLink: it starts when that is there.
@@ -124,7 +124,7 @@ def server_environment(federation: Federation) -> dict[str, str]:
 
 def mark_of(federation: Federation) -> str:
     """Return the text that marks the processes of a server."""
-    return f"fedsparse-server:{federation.path}"
+    return f"fedsparse-server:{federation.path}/."  # no other path's begins with it
 
 
 def healthy(federation: Federation) -> bool:

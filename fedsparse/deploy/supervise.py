@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -17,6 +18,7 @@ from fedsparse.processes import stop_all
 LOG_BYTES, LOG_FILES = 1_000_000, 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 1.0, 30.0, 60.0
 _PR_SET_PDEATHSIG = 1
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 Listener = Callable[[str], None]
 
@@ -125,7 +127,7 @@ class Child:
         assert process.stdout is not None
         with process.stdout:
             for raw in process.stdout:
-                line = raw.rstrip()
+                line = _COLOURS.sub("", raw).rstrip()
                 self.tail.append(line)
                 self._log.info("%s", line)
                 if self.on_line is not None:

@@ -12,10 +12,16 @@ LOCK = ".lock"
 
 
 @contextmanager
-def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
+def exclusive(folder: str | os.PathLike[str], busy: str | None = None) -> Iterator[None]:
     """Hold a folder, which is made where it is missing, against other processes.
 
     The kernel drops the lock when a process dies, so none is ever stale.
+
+    Parameters
+    ----------
+    folder : path
+    busy : str, optional
+        What to say where another process holds it.
 
     Raises
     ------
@@ -31,7 +37,7 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
         raise ConfigError(f"cannot write into the output folder {folder}: {error.strerror}.") from None
     if handle is None:
         raise ConfigError(
-            f"another fedsparse is writing into {folder}: wait for it, or choose another folder with --out."
+            busy or f"another fedsparse is writing into {folder}: wait for it, or choose another folder with --out."
         )
     try:
         yield

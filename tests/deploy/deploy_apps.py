@@ -46,7 +46,7 @@ def fired(directive: Directive) -> Path:
 def die(directive: Directive) -> None:
     """Kill this node: its SuperNode, its executor, and this process."""
     fired(directive).touch()
-    for pid in marked(os.environ["FEDSPARSE_NODE"] + "\0"):
+    for pid in marked(os.environ["FEDSPARSE_NODE"]):
         os.kill(pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -16,7 +16,8 @@ import numpy as np
 from fedsparse.compression.frame import decode_own
 from fedsparse.compression.memory_file import read_file
 from fedsparse.deploy.create import create
-from fedsparse.deploy.federation import Federation
+from fedsparse.deploy.federation import Federation, Node
+from fedsparse.deploy.node import mark_of as node_mark
 from fedsparse.deploy.server import mark_of
 from fedsparse.processes import marked, stop_all
 from fedsparse.run.folder import RunFolder
@@ -118,8 +119,7 @@ class Fleet:
 
     def kill_node(self, number: int) -> None:
         """Kill -9 the node's SuperNode and all below it; its supervisor lives."""
-        mark = f"fedsparse-node:{self.federation.node_folder(number)}"
-        for pid in marked(mark + "\0"):
+        for pid in marked(node_mark(Node.open(self.federation.node_folder(number)))):
             os.kill(pid, signal.SIGKILL)
 
     def superlink(self) -> int:

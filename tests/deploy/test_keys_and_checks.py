@@ -50,6 +50,15 @@ def test_nodes_are_added_with_new_numbers_and_old_keys_stay(tmp_path):
     assert Federation.open(federation.path).file == more.file
 
 
+def test_a_removed_nodes_key_and_number_are_gone(tmp_path):
+    federation = made(tmp_path / "fed", 3)
+    after = create.add(create.remove(federation, 2), 1)
+    assert list(after.file.nodes) == ["0", "1", "3"]
+    assert keys.public_key(after.node_folder(2) / "node.key") not in after.public_keys()
+    with pytest.raises(ConfigError, match="there is no node 2; the nodes are: 0, 1, 3"):
+        create.remove(after, 2)
+
+
 @pytest.mark.parametrize("host", ["", "a b", "http://x", "host:9092", "-x", "a..b", "x" * 300, "ü.example"])
 def test_impossible_hosts_are_refused(tmp_path, host):
     with pytest.raises(ConfigError, match="--host"):
