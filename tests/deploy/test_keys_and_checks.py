@@ -197,7 +197,7 @@ class TestGateway:
             timeout=60,
         )
         assert done.returncode != 0
-        assert "refused /v1/control/" in (server.federation.server / "logs/gateway.log").read_text()
+        self.logged(server, "refused /v1/control/")
 
     def test_plain_text_is_not_spoken(self, server):
         with pytest.raises((urllib.error.URLError, ConnectionError)):
@@ -213,7 +213,7 @@ class TestGateway:
             assert finding is not None
             assert "not registered" in finding.what
             assert self.post(server, "/v1/fleet/pull-messages") == 401
-            assert "its key is not registered" in (server.federation.server / "logs/gateway.log").read_text()
+            self.logged(server, "its key is not registered")
         finally:
             keys.write_secret(stranger.key, mine)
 
@@ -244,6 +244,11 @@ class TestGateway:
         headers = {KEY_HEADER: b64encode(key).decode()}
         large = b"0" * ((server.federation.file.max_request_mb << 20) + 1)
         assert self.post(server, "/v1/fleet/push-object", large, headers) == 413
+
+    @staticmethod
+    def logged(server, words) -> None:
+        log = server.federation.server / "logs/gateway.log"
+        server.wait(lambda: words in log.read_text(), 20, f"{words!r} in the log")
 
     @staticmethod
     def post(server, path, body=b"", headers=None, *, direct=False) -> int:
