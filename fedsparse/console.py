@@ -38,6 +38,7 @@ class Watch:
     def __init__(self, rounds: int, jobs: int = 1) -> None:
         self._rounds, self._done, self._bulk = rounds, 0, jobs > 1
         self._before = 0  # rounds that earlier processes have done
+        self._resets = 0  # error memories that restarted from zero
         self._label, self._spent, self._accuracy, self._known = "", 0, "", ""
         self._last_line = self._began = time.monotonic()
         self._bar = Progress(
@@ -72,7 +73,7 @@ class Watch:
             self._show(f"round {event.rounds}/{event.scenario.rounds}  {self._known}")
 
     def _begin(self, event: RunBegins) -> None:
-        self._label = f"[{event.number}/{event.total}] {event.variant}, seed {event.seed}"
+        self._label, self._resets = f"[{event.number}/{event.total}] {event.variant}, seed {event.seed}", 0
         if event.done_before:
             self._say(f"{self._label}: done before")
         else:
@@ -92,6 +93,8 @@ class Watch:
         self._accuracy = f"{self._known}, uplink {digits(self._spent / 1e6)} MB{_budget(line)}"
         clock = f"  {duration(line['virtual_s'])} on the devices" if line.get("virtual_s") is not None else ""
         failed = clock + (f"  {len(line['failed'])} {'lost' if clock else 'failed'}" if line["failed"] else "")
+        self._resets += line.get("memory_resets", 0)
+        failed += f"  {self._resets} error memories restarted from zero" if self._resets else ""
         text = f"round {line['round']}/{event.scenario.rounds}  {self._accuracy.replace(', ', '  ')}{failed}"
         self._show(text)
         last = line["round"] == event.scenario.rounds and not self._label

@@ -82,7 +82,8 @@ class Receipt:
     update_norm : float
         ``||Delta||_2`` before compression.
     restored, memory_reset : bool
-        Whether an update that was not accepted went back into the memory; whether a damaged memory restarted from zero.
+        Whether an update that was not accepted went back into the memory; whether a memory that was damaged or gone
+        restarted from zero.
     """
 
     update_id: int

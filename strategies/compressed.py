@@ -313,6 +313,13 @@ class CompressedStrategy(Strategy):
         self._total_error += float(np.mean([update.receipt.residual_norm**2 for update in updates]))
         report.total_error = self._total_error
         self.policy.observe(report, updates)
+        if lost := [update.client for update in updates if update.receipt.memory_reset]:
+            log.warning(
+                "round %d: the error memory of client %s was damaged or gone and restarted from zero: what had waited "
+                "there is lost",
+                report.server_round,
+                ", ".join(lost),
+            )
         if self.error_memory and not self._warned:
             largest = max(update.compressed.nnz for update in updates)
             if (warning := divergence_warning(compressors[0], largest)) is not None:

@@ -40,7 +40,8 @@ class RoundReport:
     virtual_s, virtual_round_s : float or None
         The virtual clock when the round ended, and what the round took, with simulated devices.
     memory_resets, restored : int
-        Clients whose damaged memory restarted from zero; clients that took back an update that was not accepted.
+        Clients whose memory, damaged or gone, restarted from zero; clients that took back an update that was not
+        accepted.
     """
 
     server_round: int

@@ -16,9 +16,11 @@ import torch
 from safetensors.numpy import load_file
 
 from clients.training import evaluate
+from fedsparse.compare import read
 from fedsparse.data import load_dataset
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.models import build_model, load_arrays, model_arrays
+from fedsparse.report import findings
 from fedsparse.run import RoundDone, RunFolder, Started, Summary, run_scenario
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario, apply_overrides, from_toml
@@ -218,6 +220,40 @@ def test_a_client_that_raises_is_named_and_the_round_goes_on(tmp_path: Path, mon
         assert "ValueError: this example is cursed" in line["failed"][client]
         assert set(line["accepted"]) == set(line["cohort"]) - {client}
     assert (summary.status, summary.client_failures, summary.rounds_completed) == ("completed", 4, 4)
+
+
+@pytest.mark.parametrize("overrides", [(), ("compression.momentum_correction=0.5",)])
+def test_error_memories_that_are_gone_are_counted(tmp_path: Path, overrides: tuple[str, ...], caplog: Any) -> None:
+    """Also across a resumed run, and where a dropout takes away the reply that says so."""
+    scenario = tiny("rounds=12", "devices.mix=phone-4g", "devices.dropout=0.4", "train.clients_per_round=6", *overrides)
+    out, lost = tmp_path / "out", dict[str, int]()
+
+    def lose(event: Started | RoundDone) -> None:
+        if isinstance(event, Started):
+            return
+        for client in event.line["accepted"]:  # so that the server knows of it
+            if event.line["round"] == 3 and not lost.get(client):
+                (path,) = out.glob(f"memory/*/{client}.memory")
+                path.unlink()
+                lost[client] = 3
+        if event.line["round"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_scenario(scenario, out, on_event=lose)
+    assert lost
+    summary = run_scenario(scenario, out, resume=True)
+    lines = lines_of(out)
+    assert sum(line["memory_resets"] for line in lines[3:]) == len(lost) == summary.memory_resets
+    assert "damaged or gone and restarted from zero" in caplog.text
+    assert any("restarted from zero" in sentence for sentence in findings(read(out)))
+
+
+@pytest.mark.parametrize("overrides", [("compression.uplink=none",), ("compression.error_memory=false",)])
+def test_without_error_memory_none_is_missed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    summary = run_scenario(tiny(*overrides), tmp_path / "out")
+    assert (summary.status, summary.memory_resets) == ("completed", 0)
+    assert not list((tmp_path / "out").glob("memory/*/*.memory"))
 
 
 def test_when_all_clients_fail_the_run_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

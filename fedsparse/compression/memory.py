@@ -42,7 +42,11 @@ _AHEAD = ".next"
 
 @dataclass
 class Transaction:
-    """One client's turn with its memory; see `MemoryStore.begin`."""
+    """One client's turn with its memory; see `MemoryStore.begin`.
+
+    `reset_reason` says why the memory restarted from zero: damage, or a file that is gone. It is said again with each
+    further update until one is accepted, so that a reply that is lost does not hide it.
+    """
 
     residual: Vector
     velocity: Vector | None
@@ -130,8 +134,9 @@ class MemoryStore:
         Keep residuals in half precision: half the disk, and up to 2^-11 of what waits is rounded away in each turn, so
         that update mass is conserved to that precision only.
     on_damage : {"raise", "reset"}
-        What a damaged or foreign file means: an error, or a logged restart of this client's memory from zero that
-        is reported in `Transaction.reset_reason`. Never silent; the bad file is kept beside as ``.damaged``.
+        What a damaged, foreign or outdated file means: an error, or a logged restart of this client's memory from zero
+        that is reported in `Transaction.reset_reason`. Never silent; the bad file is kept beside as ``.damaged``. A
+        file that is gone although there must be one always means such a restart.
     """
 
     def __init__(
@@ -187,30 +192,49 @@ class MemoryStore:
             which the mass of an update that was not accepted has been returned (`restored`).
         """
         epoch = self._take_over(client)
-        reset_reason = None
         try:
-            stored = self._read(client, d)
-            residual, pending, velocity = stored.residual, stored.pending, stored.velocity
+            if (stored := self._read(client, d)) is None:
+                stored = self._restart(client, d, acknowledged)
+            elif acknowledged is not None:
+                _check_age(self._file(client), stored, acknowledged)
+            residual, pending, velocity, reset_reason = stored.residual, stored.pending, stored.velocity, stored.restart
             resend, restored = None, False
             if pending is not None and pending.update_id == update_id:
                 resend = pending
-            elif pending is not None and pending.update_id != acknowledged:
+            elif pending is not None and pending.update_id == acknowledged:
+                reset_reason = None  # the server knows
+            elif pending is not None:
                 decode_own(pending.frame, d, bounds).add_to(residual)
                 restored = True
         except (MemoryStoreError, PayloadError) as error:
-            if (damaged := self._file(client)) == self.path(client):
-                # The scraps of an older commit must not take its place once it is deleted.
-                self.path(client).with_suffix(_AHEAD).unlink(missing_ok=True)
-            if self.on_damage == "raise":
-                raise MemoryStoreError(
-                    f"{error} Delete {damaged} to restart this client's memory from zero, or use a new run name."
-                ) from None
+            self._set_aside(client, error)
             reset_reason = str(error)
-            log.warning("client %s: error memory restarts from zero: %s", client, reset_reason)
-            with contextlib.suppress(OSError):
-                os.replace(damaged, self.path(client).with_suffix(".damaged"))
             residual, velocity, resend, restored = np.zeros(d, dtype=np.float32), None, None, False
         return Transaction(residual, velocity, resend, restored, reset_reason, self, client, update_id, epoch)
+
+    def _restart(self, client: str, d: int, acknowledged: int | None) -> Stored:
+        """Begin a memory; say so where there must have been one before."""
+        path, reason = self.path(client), ""
+        if acknowledged is not None:
+            reason = f"{path} is gone, although the server accepted update {acknowledged} of this client."
+        elif path.with_suffix(".damaged").exists():
+            reason = f"{path} was damaged, and its restart from zero was cut off."
+        if reason:
+            log.warning("client %s: error memory restarts from zero: %s", client, reason)
+        return Stored(self.run, client, np.zeros(d, dtype=np.float32), restart=reason or None)
+
+    def _set_aside(self, client: str, error: Exception) -> None:
+        """Keep a file that cannot be used under another name, or raise, as `on_damage` says."""
+        if (damaged := self._file(client)) == self.path(client):
+            # The scraps of an older commit must not take its place once it is deleted.
+            self.path(client).with_suffix(_AHEAD).unlink(missing_ok=True)
+        if self.on_damage == "raise":
+            raise MemoryStoreError(
+                f"{error} Delete {damaged} to restart this client's memory from zero, or use a new run name."
+            ) from None
+        log.warning("client %s: error memory restarts from zero: %s", client, error)
+        with contextlib.suppress(OSError):
+            os.replace(damaged, self.path(client).with_suffix(".damaged"))
 
     def _file(self, client: str) -> Path:
         """Return the file that holds what was committed last, see `_write`."""
@@ -220,7 +244,7 @@ class MemoryStore:
 
     def read(self, client: str, d: int) -> tuple[Vector, Pending | None]:
         """Return a client's residual and pending update as they lie on disk (for inspection and tests)."""
-        stored = self._read(client, d)
+        stored = self._read(client, d) or Stored(self.run, client, np.zeros(d, dtype=np.float32))
         return stored.residual, stored.pending
 
     def clients(self) -> list[str]:
@@ -250,12 +274,12 @@ class MemoryStore:
                 raise MemoryStoreError(f"cannot write the error memory of client {client}: {error.strerror}.") from None
             return epoch
 
-    def _read(self, client: str, d: int) -> Stored:
+    def _read(self, client: str, d: int) -> Stored | None:
         path = self._file(client)
         try:
             stored = read_file(path)
         except FileNotFoundError:
-            return Stored(self.run, client, np.zeros(d, dtype=np.float32))
+            return None
         if stored.run != self.run or stored.client != client:
             raise MemoryStoreError(
                 f"{path} belongs to client {stored.client!r} of run {stored.run!r}, expected client {client!r} of run "
@@ -267,7 +291,9 @@ class MemoryStore:
 
     def _commit(self, transaction: Transaction, pending: Pending) -> None:
         client, path = transaction._client, self.path(transaction._client)
-        parts = parts_of(Stored(self.run, client, transaction.residual, transaction.velocity, pending), half=self.half)
+        restart = transaction.reset_reason
+        stored = Stored(self.run, client, transaction.residual, transaction.velocity, pending, restart)
+        parts = parts_of(stored, half=self.half)
         with self._locked(client) as handle:
             if _read_epoch(handle) != transaction._epoch:
                 raise FencedError(f"another process took over the error memory of client {client}; this one stops.")
@@ -303,6 +329,12 @@ class MemoryStore:
         os.replace(partial, path)
         if self.durable:
             _sync_directory(self.directory)
+
+
+def _check_age(path: Path, stored: Stored, acknowledged: int) -> None:
+    """Refuse a copy from before an update that was accepted: which part of it was sent since, nobody knows."""
+    if stored.pending is None or stored.pending.update_id < acknowledged:
+        raise MemoryStoreError(f"{path} is an older copy: the server accepted update {acknowledged} since.")
 
 
 def _read_epoch(handle: int) -> int:

@@ -3,7 +3,7 @@
 Little endian::
 
     magic "FSMEM", version u8 = 3
-    flags u8                        1: has a pending update, 2: has a velocity
+    flags u8                        1: has a pending update, 2: has a velocity, 4: restarted from zero
     d, id of the pending update     u64, u64
     lengths of run and client       u16, u16
     lengths of frame and attachment u64, u64
@@ -33,7 +33,8 @@ from fedsparse.errors import MemoryStoreError
 
 _MAGIC, _VERSION, _READABLE = b"FSMEM", 3, (1, 2, 3)
 _HEADER = struct.Struct("<5sBBQQHHQQ")
-_PENDING, _VELOCITY = 1, 2
+_PENDING, _VELOCITY, _RESTART = 1, 2, 4
+RESTARTED = "it restarted from zero with an earlier update, which was not accepted."
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class Stored:
         u of momentum correction; None where it is zero.
     pending : Pending, optional
         The last update that was sent.
+    restart : str, optional
+        Why the memory restarted from zero, where the server may not know yet that it did; a file keeps no more of it
+        than that.
     """
 
     run: str
@@ -76,6 +80,7 @@ class Stored:
     residual: Vector
     velocity: Vector | None = None
     pending: Pending | None = None
+    restart: str | None = None
 
 
 def read_file(path: Path) -> Stored:
@@ -121,6 +126,7 @@ def _read(path: Path, file: BinaryIO) -> Stored:
         residual=found[0][0],
         velocity=found[1][0] if flags & _VELOCITY else None,
         pending=Pending(update_id, frame, attachment) if flags & _PENDING else None,
+        restart=RESTARTED if flags & _RESTART else None,
     )
 
 
@@ -128,10 +134,11 @@ def parts_of(stored: Stored, *, half: bool = False) -> list[bytes | memoryview]:
     """Return what to write, one part after the other; vectors in single or half precision."""
     run, client, pending = stored.run.encode(), stored.client.encode(), stored.pending
     frame, attachment = (pending.frame, pending.attachment) if pending else (b"", b"")
+    known = {_PENDING: pending, _VELOCITY: stored.velocity, _RESTART: stored.restart}
     head = _HEADER.pack(
         _MAGIC,
         _VERSION,
-        (_PENDING if pending else 0) | (_VELOCITY if stored.velocity is not None else 0),
+        sum(flag for flag, value in known.items() if value is not None),
         stored.residual.size,
         pending.update_id if pending else 0,
         len(run),

@@ -99,7 +99,7 @@ def _range(value: Interval) -> str:
 
 
 def _troubles(comparison: Comparison) -> list[str]:
-    """Name runs that failed, and clients that failed in runs that went on."""
+    """Name runs that failed, and what was lost in runs that went on."""
     runs = [(variant, run) for variant in comparison.variants for run in variant.runs if run is not None]
     sentences = []
     for variant, run in runs:
@@ -114,6 +114,11 @@ def _troubles(comparison: Comparison) -> list[str]:
         asked = sum(len(line["cohort"]) for _, run in runs for line in run.lines)
         what = "did not count (late, dropped out or failed)" if comparison.has_clock else "failed"
         sentences.append(f"{lost} of {asked} client-rounds {what}; rounds.jsonl names each with its reason.")
+    if resets := sum(run.summary.memory_resets for _, run in runs):
+        sentences.append(
+            f"Error memories that restarted from zero, since their files were damaged or gone: {resets}. What those "
+            "clients had held back is lost."
+        )
     return sentences
 
 

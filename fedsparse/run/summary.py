@@ -41,6 +41,8 @@ class Summary:
         With simulated devices: the virtual clock at the end, and when the target was first reached.
     client_failures : int
         Failed client-rounds, late ones and those that dropped out included.
+    memory_resets : int
+        Error memories that were damaged or gone, and restarted from zero.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Summary:
     virtual_s: float | None = None
     virtual_s_to_target: float | None = None
     client_failures: int = 0
+    memory_resets: int = 0
     wall_s: float | None = None
     started: str | None = None
     command: str | None = None
@@ -131,6 +134,7 @@ def summarise(scenario: Scenario, lines: Rounds, status: str, **facts: Any) -> S
         virtual_s=lines[-1].get("virtual_s") if lines else None,
         virtual_s_to_target=virtual_time_to(lines, scenario.target_accuracy),
         client_failures=sum(len(line["failed"]) for line in lines),
+        memory_resets=sum(line.get("memory_resets", 0) for line in lines),
         **facts,
     )
 

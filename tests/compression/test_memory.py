@@ -298,6 +298,59 @@ def test_damage_is_an_error_or_a_reported_reset(tmp_path, damage, words):
     assert store.path("c").with_suffix(".damaged").exists()
 
 
+def gone(store: MemoryStore) -> None:
+    store.path("c").unlink()
+
+
+def damaged(store: MemoryStore) -> None:
+    store.path("c").write_bytes(b"scraps")
+
+
+@pytest.mark.parametrize(("harm", "on_damage"), [(gone, "raise"), (gone, "reset"), (damaged, "reset")])
+def test_a_restart_is_reported_until_the_server_knows(tmp_path, caplog, harm, on_damage):
+    """The reply that says so may be lost as often as it likes; once it was accepted, all is as ever."""
+    store = MemoryStore(tmp_path, "run", on_damage=on_damage)
+    assert store.begin("c", D, 1).reset_reason is None, "there was none before"
+    committed(store)
+    harm(store)
+    assert store.begin("c", D, 2, acknowledged=1).reset_reason, "and the process dies here"
+    for update_id in (2, 3, 4):
+        turn = store.begin("c", D, update_id, acknowledged=1)
+        assert turn.reset_reason, f"update {update_id - 1} was not accepted"
+        assert turn.restored == (update_id > 2)
+        turn.commit(frame_of(update_id))
+        assert store.begin("c", D, update_id, acknowledged=1).resend.update_id == update_id
+    assert store.begin("c", D, 5, acknowledged=4).reset_reason is None
+    assert "restarts from zero" in caplog.text
+
+
+def frame_of(update_id: int) -> bytes:
+    compressor = Compressor.from_spec("topk(k=1)")
+    return encode(compressor.compress(np.ones(D, np.float32), 0), compressor, update_id)
+
+
+def test_a_restart_that_is_cut_off_is_reported_without_an_accepted_update_too(tmp_path):
+    store = MemoryStore(tmp_path, "run", on_damage="reset")
+    committed(store)
+    damaged(store)
+    for _ in range(2):  # killed after the bad file was set aside
+        assert store.begin("c", D, 2).reset_reason
+    committed(store, update_id=2)
+    assert store.begin("c", D, 3, acknowledged=2).reset_reason is None
+
+
+def test_an_older_copy_is_damage(tmp_path):
+    """What of it was sent and accepted since cannot be known; taken as it is, mass would count twice."""
+    store = MemoryStore(tmp_path, "run")
+    committed(store)
+    old = store.path("c").read_bytes()
+    committed(store, update_id=2)
+    store.path("c").write_bytes(old)
+    with pytest.raises(MemoryStoreError, match=r"older copy: the server accepted update 2 .* Delete .*c\.memory"):
+        store.begin("c", D, 3, acknowledged=2)
+    assert "older copy" in MemoryStore(tmp_path, "run", on_damage="reset").begin("c", D, 3, 2).reset_reason
+
+
 @pytest.mark.parametrize("d", [0, 1, 7, 16_384, 40_001])
 def test_any_changed_number_is_noticed(tmp_path, d):
     """A flipped bit anywhere, and two blocks of 64 KiB that changed places."""
