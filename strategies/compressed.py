@@ -272,10 +272,14 @@ class CompressedStrategy(Strategy):
                 model = state.layout.apply(state.base, update.compressed.to_dense(), update.exact)
                 dense.append(self._reply(state, node, to_record(model), update.metrics, update.weight))
         self._account(state, updates)
+        if not updates and self.conditions and report.failed and all(f.in_vain for f in report.failed.values()):
+            self.conditions.nobody_came(server_round, self.rounds)
+            return None, None
         if not updates:
-            first = next(iter(report.failed.items()))
+            client, failure = next(iter(report.failed.items()))
             raise AllClientsFailed(
-                f"round {server_round}: all {len(state.asked)} clients failed; the first, client {first[0]}: {first[1]}"
+                f"round {server_round}: all {len(state.asked)} clients failed; the first, client {client}: "
+                f"{failure.reason}"
             )
         total = sum(update.weight for update in updates)
         if total == 0.0:
@@ -306,7 +310,11 @@ class CompressedStrategy(Strategy):
         report.accepted = [update.client for update in updates]
         self._accepted.update({update.client: update.receipt.update_id for update in updates})
         if not updates:
+            report.total_error = self._total_error
+            self.policy.observe(report, updates)
             return
+        if self.conditions:
+            self.conditions.empty_rounds = 0
         by_client = {asked.client: asked.compressor for asked in state.asked.values()}
         compressors = [by_client[update.client] for update in updates]
         describe(report, updates, compressors, state.layout)

@@ -1,5 +1,6 @@
 """What the field does to a round: who is there, how long everyone takes, whose update comes too late."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -7,11 +8,14 @@ from typing import Any
 
 from fedsparse.compression.base import check_number
 from fedsparse.devices import Fleet, Member
-from fedsparse.errors import ConfigError, RunError
+from fedsparse.errors import AllClientsFailed, ConfigError, RunError
 from strategies.cohort import client_order
+
+log = logging.getLogger(__name__)
 
 RETRY_S = 60.0  # virtual seconds until the server looks again where nobody is there
 PATIENCE_S = 30 * 86400.0
+EMPTY_ROUNDS = 10  # so many in a row are no bad luck
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Conditions:
         if partial_work and deadline is None:
             raise ConfigError("devices.partial_work needs devices.deadline: it says until when the work must be done.")
         self.fleet, self.deadline, self.over_select, self.partial_work = fleet, deadline, over_select, partial_work
-        self.typical_steps, self.now = typical_steps, 0.0
+        self.typical_steps, self.now, self.empty_rounds = typical_steps, 0.0, 0
         self._wanted: int | None = None
         self._up_bytes: dict[str, int] = {}
 
@@ -128,7 +132,8 @@ class Conditions:
             up_bytes = int(sum(known.values()) / len(known)) if known else down_bytes
         device = self.fleet.device(client)
         left = self.deadline - device.download_seconds(down_bytes) - device.upload_seconds(up_bytes)
-        return max(1, int(left / device.compute_seconds(self.fleet.flop_per_step)))
+        step = device.compute_seconds(self.fleet.flop_per_step)
+        return max(1, int(left / step)) if step > 0.0 else None  # a model whose operations torch cannot count
 
     def pace(self, client: str, down_bytes: int) -> tuple[float, float]:
         """Return the seconds until a client begins to send, and the bytes a second that it sends then."""
@@ -161,11 +166,29 @@ class Conditions:
             members=tuple(members),
         )
 
+    def nobody_came(self, server_round: int, rounds: int | None) -> None:
+        """Count a round without any update in time: it costs time, and the model stays as it is.
+
+        Raises
+        ------
+        AllClientsFailed
+            The tenth in a row, or the last of `rounds` that were all so.
+        """
+        self.empty_rounds += 1
+        log.warning("round %d: no update came in time; the model stays as it is", server_round)
+        if self.empty_rounds >= min(EMPTY_ROUNDS, rounds or EMPTY_ROUNDS):
+            limit = f"devices.deadline = {self.deadline:g} s" if self.deadline is not None else "devices.dropout"
+            raise AllClientsFailed(
+                f"round {server_round}: no update came in time for {self.empty_rounds} rounds in a row; rounds.jsonl "
+                f"has the reasons. Change {limit}, the devices of devices.mix, or the model and local steps."
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a restarted server needs; plain JSON values."""
-        return {"now": self.now, "up_bytes": dict(self._up_bytes)}
+        return {"now": self.now, "up_bytes": dict(self._up_bytes), "empty_rounds": self.empty_rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""
         self.now = float(state["now"])
         self._up_bytes = {str(client): int(count) for client, count in state["up_bytes"].items()}
+        self.empty_rounds = int(state.get("empty_rounds", 0))

@@ -16,7 +16,7 @@ from fedsparse.protocol import KEY, Receipt, from_record, number_metric, only, u
 from strategies.aggregation import Update
 from strategies.cohort import client_order
 from strategies.conditions import Conditions, Turn
-from strategies.report import RoundReport
+from strategies.report import Cause, Failure, RoundReport
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +64,15 @@ def leave_out_the_late(state: Asking, received: dict[int, Message], conditions: 
     ]
     verdict = conditions.finish(report.server_round, turns)
     report.virtual_s, report.virtual_round_s = conditions.now, verdict.seconds
-    report.failed |= {**verdict.late, **verdict.dropped}
-    for node in [node for node in received if state.asked[node].client in report.failed]:
-        reply = received.pop(node)
-        if state.asked[node].client in verdict.late:
-            report.uplink_bytes += payload_bytes(reply.content)  # it was sent all the same
+    for node in [node for node in state.asked if node in received]:
+        client = state.asked[node].client
+        if client in verdict.late:
+            count = payload_bytes(received.pop(node).content)
+            report.uplink_bytes += count  # it was sent all the same
+            report.failed[client] = Failure(Cause.LATE, verdict.late[client], count)
+        elif client in verdict.dropped:
+            del received[node]
+            report.failed[client] = Failure(Cause.DROPPED, verdict.dropped[client])
 
 
 def open_reply(
@@ -94,15 +98,17 @@ def open_reply(
     asked, report = state.asked[node], state.report
     client = asked.client
     if reply is None:
-        report.failed.setdefault(client, "no reply in time")
+        report.failed.setdefault(client, Failure(Cause.MISSING, "no reply in time"))
     elif reply.has_error():
-        report.failed[client] = f"error {reply.error.code}: {_last_line(reply.error.reason or '')}"
+        reason = f"error {reply.error.code}: {_last_line(reply.error.reason or '')}"
+        report.failed[client] = Failure(Cause.ERROR, reason)
     else:
-        report.uplink_bytes += payload_bytes(reply.content)
+        count = payload_bytes(reply.content)
+        report.uplink_bytes += count
         try:
             return _within(_decode(state.layout, asked, reply.content, weight_key, uniform), max_norm)
         except PayloadError as error:
-            report.failed[client] = f"rejected: {error}"
+            report.failed[client] = Failure(Cause.REJECTED, f"rejected: {error}", count)
     return None
 
 

@@ -1,7 +1,42 @@
 """What one round cost and did."""
 
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
+
+
+class Cause(StrEnum):
+    """What kept an update out of the model."""
+
+    MISSING = "missing"  # no reply came
+    ERROR = "error"  # the client replied with an error
+    REJECTED = "rejected"  # the reply is not what was asked for
+    LATE = "late"  # on the virtual clock
+    DROPPED = "dropped"  # on the virtual clock
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's update does not count.
+
+    Parameters
+    ----------
+    cause : Cause
+        The kind of failure.
+    reason : str
+        In words.
+    payload_bytes : int
+        What the server has received of it all the same.
+    """
+
+    cause: Cause
+    reason: str
+    payload_bytes: int = 0
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether the client did its work, and simulated time or chance took it away."""
+        return self.cause in (Cause.LATE, Cause.DROPPED)
 
 
 @dataclass
@@ -13,7 +48,7 @@ class RoundReport:
     cohort, accepted : list of str
         Clients that were asked, and whose update went into the model.
     failed : dict
-        Client -> reason, for everyone else.
+        Client -> `Failure`, for everyone else.
     uplink_bytes, downlink_bytes : int
         Payload bytes received (frames and exact arrays, also of rejected replies) and sent (the model).
     dense_bytes : int
@@ -47,7 +82,7 @@ class RoundReport:
     server_round: int
     cohort: list[str] = field(default_factory=list)
     accepted: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     dense_bytes: int = 0
@@ -70,6 +105,11 @@ class RoundReport:
     restored: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain JSON values; the round number goes by the name `round`."""
+        """Return the report as plain JSON values.
+
+        The round number goes by the name `round`; of failures, `failed` has the reasons and `causes` the kinds.
+        """
         values = asdict(self)
+        values["failed"] = {client: failure.reason for client, failure in self.failed.items()}
+        values["causes"] = {client: failure.cause.value for client, failure in self.failed.items()}
         return {"round": values.pop("server_round"), **values}

@@ -281,6 +281,13 @@ def test_a_folder_in_use_is_never_mixed(tmp_path: Path) -> None:
     run_scenario(tiny("rounds=2"), out, overwrite=True)
     assert len(lines_of(out)) == 2
     assert (out / "my-notes.txt").read_text() == "keep me"
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "scenario.toml").write_text("name = 'killed at the very start'")
+    with pytest.raises(ConfigError, match=r"holds scenario\.toml alone.*--overwrite"):
+        run_scenario(tiny("rounds=1"), begun)
+    run_scenario(tiny("rounds=1"), begun, overwrite=True)
+    assert len(lines_of(begun)) == 1
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("precious")

@@ -14,7 +14,7 @@ from fedsparse.compare.results import Comparison, read_run, read_runs, variant_f
 from fedsparse.compare.table import csv_text
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.run import Grids, RoundDone, RunFolder, Started, environment, run_scenario
-from fedsparse.run.folder import RUNS, SCENARIO, SUMMARY, TABLE, check_output, clear, is_ours, write_text
+from fedsparse.run.folder import RUNS, SCENARIO, SUMMARY, TABLE, check_output, clear, is_ours, save_text, write_text
 from fedsparse.run.lock import exclusive
 from fedsparse.run.signals import terminates
 from fedsparse.scenario import Scenario, apply_overrides, expand, to_toml, validate_deep
@@ -229,8 +229,8 @@ def _completed(folder: Path, scenario: Scenario) -> bool:
 def _write(path: Path, comparison: Comparison) -> None:
     content = comparison.to_json()
     RunFolder(path).write_json(SUMMARY, content)
-    write_text(path / TABLE, csv_text(*_flat(content["variants"])))
-    write_text(path / RUNS, csv_text(*_flat(content["runs"])))
+    save_text(path / TABLE, csv_text(*_flat(content["variants"])))
+    save_text(path / RUNS, csv_text(*_flat(content["runs"])))
 
 
 def _flat(entries: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:

@@ -268,7 +268,8 @@ def merged(lines: Rounds) -> Rounds:
         if open_line is not None:
             sums = {key: (open_line[key] or 0) + (line[key] or 0) for key in _SUMS if key in line}
             joined = {key: [*open_line[key], *line[key]] for key in ("cohort", "accepted")}
-            line = {**line, **sums, **joined, "failed": open_line["failed"] | line["failed"]}
+            failures = {key: open_line.get(key, {}) | line.get(key, {}) for key in ("failed", "causes")}
+            line = {**line, **sums, **joined, **failures}
         open_line = line if line.get("eval_accuracy") is None else None
         if open_line is None:
             kept.append(line)

@@ -5,6 +5,7 @@ As in Qsparse (Basu et al., 2019) a compressor is a `Sparsifier`, which chooses 
 hyper-parameters; registering it is all it takes to be parsed, listed, sent and contract-tested.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -158,8 +159,10 @@ def _check_new(name: str) -> None:
 
 def check_number(owner: str, key: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     """Refuse a hyper-parameter that is no finite number inside its range."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ConfigError(f"{owner}: {key} must be a number, got {value!r}.")
+    if abs(value) > sys.float_info.max:  # also whole numbers that no float can hold
+        raise ConfigError(f"{owner}: {key} must be a finite number, got {str(value)[:40]}.")
     if not (low < value if open_low else low <= value) or value > high:
         left = "(" if open_low else "["
         right = ")" if np.isinf(high) else "]"

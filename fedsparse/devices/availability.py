@@ -23,6 +23,9 @@ class Availability(ABC):
     summary: ClassVar[str]
     examples: ClassVar[tuple[str, ...]]
 
+    def check(self, num_clients: int) -> None:  # noqa: B027  (most fit any number of clients)
+        """Refuse what leaves all of the clients "0" to ``num_clients - 1`` away for ever."""
+
     @abstractmethod
     def there(self, client: str, now: float, draw: str, seed: int) -> bool:
         """Return whether `client` can be asked at `now` (virtual seconds); `draw` names the occasion."""
@@ -112,7 +115,18 @@ class Trace(Availability):
     examples = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str):
+            raise ConfigError(f'trace: path must be a text such as path="trace.csv", got {self.path!r}.')
         _read(self.path)
+
+    def check(self, num_clients: int) -> None:
+        """Refuse a trace of other clients."""
+        _, intervals = _read(self.path)
+        if not any(client.isdecimal() and int(client) < num_clients for client in intervals):
+            raise DataError(
+                f"the availability trace {self.path} names none of the clients 0 to {num_clients - 1}, but "
+                f"{next(iter(intervals))!r}, ...: nobody would ever be there."
+            )
 
     def there(self, client: str, now: float, draw: str, seed: int) -> bool:
         """Return whether any of the client's intervals holds the moment."""
@@ -138,7 +152,7 @@ def _read(path: str) -> tuple[float, dict[str, list[tuple[float, float]]]]:
                 if not 0 <= start < end < float("inf"):
                     raise DataError(f"{path}, line {number}: needs 0 <= start < end, got {start:g} and {end:g}.")
                 intervals.setdefault(client, []).append((start, end))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read the availability trace {path}: {error}.") from None
     if not intervals:
         raise DataError(f"the availability trace {path} has no line client,start,end.")

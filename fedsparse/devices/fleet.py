@@ -82,10 +82,11 @@ class Fleet:
         if not self.mix:
             raise ConfigError("a fleet needs at least one device profile.")
         for device, share in self.mix.items():
-            check_number(f"share of {device.name}", "share", share, 0.0, float("inf"), open_low=True)
+            check_number(f"devices.mix of {device.name}", "share", share, 1e-9, 1e9)
         for key in ("compute_sigma", "network_sigma"):
             check_number("devices", key, getattr(self, key), 0.0, 3.0)
         check_whole("devices", "num_clients", self.num_clients, 1)
+        self.availability.check(self.num_clients)
         check_number("devices", "dropout", self.dropout, 0.0, 1.0)
         if self.dropout == 1.0:
             raise ConfigError("devices.dropout must be below 1, or no update ever arrives.")

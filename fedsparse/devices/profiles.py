@@ -85,6 +85,16 @@ PROFILES: dict[str, Device] = {
 }
 
 
+# What a device of any kind may have, so that no time or rate leaves the range of floating-point numbers.
+_RANGES = {
+    "gflops": (1e-6, 1e9),
+    "up_mbit": (1e-6, 1e9),
+    "down_mbit": (1e-6, 1e9),
+    "memory_mb": (1e-3, 1e12),
+    "latency_s": (0.0, 3600.0),
+}
+
+
 def get_profile(name: str) -> Device:
     """Return a profile by its name.
 
@@ -120,6 +130,8 @@ def custom_profile(name: str, numbers: dict[str, Any]) -> Device:
             f'device {name} lacks {", ".join(missing)}: give them, or take those of another with like = "phone-4g".'
         )
     for key, value in values.items():
-        if key != "source" and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ConfigError(f"device {name}: {key} must be a number, got {value!r}.")
+        if key == "source":
+            continue
+        low, high = _RANGES[key]
+        check_number(f"device {name}", key, value, low, high)
     return Device(name=name, **values)

@@ -1,6 +1,6 @@
 """What a comparison found, in a few plain sentences."""
 
-from fedsparse.compare.results import Comparison, Variant
+from fedsparse.compare.results import Comparison, Run, Variant
 from fedsparse.compare.statistics import CONFIDENCE, Interval
 from fedsparse.compare.table import digits, megabytes, percent, times
 
@@ -113,13 +113,25 @@ def _troubles(comparison: Comparison) -> list[str]:
     if lost:
         asked = sum(len(line["cohort"]) for _, run in runs for line in run.lines)
         what = "did not count (late, dropped out or failed)" if comparison.has_clock else "failed"
-        sentences.append(f"{lost} of {asked} client-rounds {what}; rounds.jsonl names each with its reason.")
+        first = _first(runs)
+        sentences.append(f"{lost} of {asked} client-rounds {what}; rounds.jsonl names each with its reason.{first}")
     if resets := sum(run.summary.memory_resets for _, run in runs):
         sentences.append(
             f"Error memories that restarted from zero, since their files were damaged or gone: {resets}. What those "
             "clients had held back is lost."
         )
     return sentences
+
+
+def _first(runs: list[tuple[Variant, Run]]) -> str:
+    """Quote the first failure that has nothing to do with simulated time: somebody can act on it."""
+    for variant, run in runs:
+        for line in run.lines:
+            for client, reason in line["failed"].items():
+                if line.get("causes", {}).get(client) not in ("late", "dropped"):
+                    where = f"{variant.name}, seed {run.seed}, round {line['round']}, client {client}"
+                    return f" The first that failed: {where}: {reason}"
+    return ""
 
 
 def _mean_bytes(variant: Variant, target: float | None) -> float | None:

@@ -11,7 +11,7 @@ from fedsparse.compare.table import header, megabytes, rows
 from fedsparse.report import figures
 from fedsparse.report.assets import SCRIPT, STYLE
 from fedsparse.report.findings import findings
-from fedsparse.run.folder import REPORT, finite, write_text
+from fedsparse.run.folder import REPORT, finite, save_text
 from fedsparse.scenario import Scenario, to_toml
 
 BYTES_NOTE = (
@@ -49,7 +49,7 @@ def build(path: str | Path) -> Path:
     """
     folder = Path(path)
     target = folder / REPORT
-    write_text(target, render(read(folder)))
+    save_text(target, render(read(folder)))
     return target
 
 

@@ -7,7 +7,7 @@ from fedsparse.report.figures import Figure
 from fedsparse.report.page import details, document, plot, provenance
 from fedsparse.reproduce.claims import Outcome, Part
 from fedsparse.reproduce.conduct import Finding, Reproduction
-from fedsparse.run.folder import REPORT, write_text
+from fedsparse.run.folder import REPORT, save_text
 
 MOST_PAIRS = 12
 STYLE = """
@@ -31,7 +31,7 @@ def write_page(result: Reproduction, folder: Path) -> Path:
             sections += _part(result, part, plots)
     sections += [_out_of_reach(result), _how_judged(), provenance(result.facts)]
     target = folder / REPORT
-    write_text(target, document(f"{result.paper.key}: {result.paper.title}", sections, plots, STYLE))
+    save_text(target, document(f"{result.paper.key}: {result.paper.title}", sections, plots, STYLE))
     return target
 
 

@@ -116,11 +116,17 @@ def check_output(path: str | os.PathLike[str], *, overwrite: bool = False, resum
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"the output {folder} is a file: choose a folder with --out.")
     if folder.is_dir() and any(not _is_partial(path) for path in folder.iterdir()):
-        if not is_ours(folder):
+        if _only_begun(folder):
+            if not overwrite:
+                raise ConfigError(
+                    f"the output folder {folder} holds {SCENARIO} alone, of a run that was killed at its very start "
+                    "or of your own: say --overwrite to replace it, or choose another folder with --out."
+                )
+        elif not is_ours(folder):
             raise ConfigError(
                 f"the output folder {folder} is not empty and holds no run of fedsparse: choose another with --out."
             )
-        if not overwrite:
+        elif not overwrite:
             go_on = "--resume to go on with it, " if (folder / CHECKPOINT).is_dir() else ""
             raise ConfigError(
                 f"the output folder {folder} already holds a run. Say {go_on}--overwrite to replace it, or choose "
@@ -144,6 +150,11 @@ def existing(folder: Path) -> Path:
 def is_ours(folder: Path) -> bool:
     """Whether a folder holds a run or a comparison."""
     return (folder / SCENARIO).is_file() and ((folder / ROUNDS).exists() or (folder / SUMMARY).exists())
+
+
+def _only_begun(folder: Path) -> bool:
+    """Whether nothing but a scenario is there."""
+    return [path.name for path in folder.iterdir() if not _is_partial(path)] == [SCENARIO]
 
 
 def _is_partial(path: Path) -> bool:
@@ -194,6 +205,12 @@ def _written(line: dict[str, Any]) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a whole file, or nothing."""
     write_bytes(path, text.encode())
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write a whole file, or raise a RunError that says why not."""
+    with suppress_disk_errors(path.parent):
+        write_text(path, text)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -18,7 +18,7 @@ from fedsparse.engine.flower import CLIENT_APP, SERVER_APP, write_app
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.run.checkpoint import Checkpoint
 from fedsparse.run.conduct import Listener
-from fedsparse.run.folder import DEPLOYMENT, RunFolder, is_ours
+from fedsparse.run.folder import DEPLOYMENT, SUMMARY, RunFolder, is_ours
 from fedsparse.run.on_flower import Follower
 from fedsparse.run.resume import find
 from fedsparse.run.summary import Summary
@@ -28,6 +28,7 @@ from fedsparse.scenario import Scenario, to_toml
 log = logging.getLogger(__name__)
 
 FOLLOW_EVERY_S = 0.5
+COMPLETED, FAILED = "completed", "failed"  # Flower's words
 _RUN_ID = re.compile(r"\b(\d{6,20})\b")
 
 
@@ -35,7 +36,6 @@ def run_on_deployment(
     scenario: Scenario,
     out: Path,
     on_event: Listener | None,
-    verbose: bool,
     overwrite: bool,
     resume: bool,
     command: str,
@@ -45,7 +45,7 @@ def run_on_deployment(
 
     Parameters
     ----------
-    scenario, out, on_event, verbose, overwrite, resume, command
+    scenario, out, on_event, overwrite, resume, command
         As in `run_scenario`; ``engine.federation`` names the federation's folder.
     apps : (str, str)
         ServerApp and ClientApp, as ``"package.module:attribute"`` of modules that are installed on both sides.
@@ -71,20 +71,40 @@ def run_on_deployment(
     if checkpoint is None:
         folder = RunFolder.create(out, scenario, overwrite=overwrite)
     follower = Follower(scenario, task, folder, on_event, command, checkpoint.server_round if checkpoint else 0)
-    run_id = _submit(federation, scenario, folder, command, checkpoint, apps)
-    remember(federation, folder.path)
-    folder.write_json(DEPLOYMENT, {"federation": str(federation.path), "run_id": run_id})
-    try:
-        details = _follow(control, run_id, follower, verbose)
-    except KeyboardInterrupt:
-        with suppress(RunError):
-            control.stop(run_id)
-        follower.conclude("interrupted")
-        raise
-    if details is not None:
-        error = RunError(f"the run on the federation failed: {details}{_log_tail(federation, run_id)}")
-        raise RunError(follower.conclude("failed", error).error) from error
-    return follower.result()
+    while True:
+        run_id = _submit(federation, scenario, folder, command, checkpoint, apps)
+        remember(federation, folder.path)
+        folder.write_json(DEPLOYMENT, {"federation": str(federation.path), "run_id": run_id})
+        try:
+            ended, details = _follow(control, run_id, follower)
+        except KeyboardInterrupt:
+            with suppress(RunError):
+                control.stop(run_id)
+            follower.conclude("interrupted")
+            raise
+        if ended == COMPLETED:
+            return follower.result()
+        before, checkpoint = checkpoint, _goes_on(out, folder, ended, checkpoint)
+        if checkpoint is None or checkpoint is before:
+            error = RunError(f"the run on the federation {ended}: {details}{_log_tail(federation, run_id)}")
+            raise RunError(follower.conclude("failed", error).error) from error
+        log.warning("the ServerApp was lost (%s): it goes on after round %d", details, checkpoint.server_round)
+        follower.back_to(checkpoint.server_round)
+
+
+def _goes_on(out: Path, folder: RunFolder, ended: str, before: Checkpoint | None) -> Checkpoint | None:
+    """Return where a run can go on whose ServerApp was killed, or given up by Flower on a machine under heavy load.
+
+    Not one that failed by itself, or that somebody stopped, nor one that has got no further since the last time.
+    """
+    said = folder.read_json(SUMMARY)
+    if ended != FAILED or (said is not None and said["status"] == "failed"):
+        return None
+    checkpoint = Checkpoint.load(out)
+    if checkpoint is None or (before is not None and checkpoint.server_round <= before.server_round):
+        return None
+    (out / SUMMARY).unlink(missing_ok=True)
+    return checkpoint
 
 
 def stop_earlier(control: Control, folder: RunFolder) -> None:
@@ -135,8 +155,8 @@ def _submit(
     raise RunError(f"the SuperLink did not take the run:\n{text.strip()[-2000:]}")
 
 
-def _follow(control: Control, run_id: int, follower: Follower, verbose: bool) -> str | None:
-    """Wait for the end; return None where the run was completed, or why it was not."""
+def _follow(control: Control, run_id: int, follower: Follower) -> tuple[str, str]:
+    """Wait for the end; return how it ended in Flower's words, and the details."""
     away = False
     while True:
         follower.look()
@@ -152,10 +172,9 @@ def _follow(control: Control, run_id: int, follower: Follower, verbose: bool) ->
             time.sleep(2 * FOLLOW_EVERY_S)
             continue
         except KeyError:
-            return "the SuperLink does not know it any more (was its database deleted?)"
+            return "vanished", "the SuperLink does not know it any more (was its database deleted?)"
         if run.status.status == "finished":
-            ended = run.status.sub_status
-            return None if ended == "completed" else run.status.details or ended
+            return run.status.sub_status, run.status.details
         time.sleep(FOLLOW_EVERY_S)
 
 

@@ -50,6 +50,10 @@ class Follower:
             if line["accepted"]:
                 self._on_event(RoundDone(self._scenario, line))
 
+    def back_to(self, rounds: int) -> None:
+        """Expect the rounds after that one anew."""
+        self._told = min(self._told, rounds)
+
     def result(self) -> Summary:
         """Return what the ServerApp wrote down in the end."""
         self.look()

@@ -214,13 +214,11 @@ class Budget(Policy):
         return self._purses["all" if self.per == "all" else client]
 
     def _pay(self, report: RoundReport, updates: Sequence[Update]) -> None:
-        """Take what was received from the purses; of replies that do not count only the sum is known."""
+        """Take what was received from the purses, also of replies that do not count."""
         for update in updates:
             self._purse(update.client).spent += update.payload_bytes
-        rejected = report.uplink_bytes - sum(update.payload_bytes for update in updates)
-        guilty = [client for client, reason in report.failed.items() if reason.startswith(("rejected", "late"))]
-        for client in guilty:
-            self._purse(client).spent += rejected / len(guilty)
+        for client, failure in report.failed.items():
+            self._purse(client).spent += failure.payload_bytes
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -107,7 +107,6 @@ class Fleet:
         chosen: dict[str, Any] = {
             "overwrite": False,
             "resume": False,
-            "verbose": False,
             "command": "test",
             "apps": APPS,
         }
@@ -122,12 +121,13 @@ class Fleet:
         for pid in marked(node_mark(Node.open(self.federation.node_folder(number)))):
             os.kill(pid, signal.SIGKILL)
 
-    def superlink(self) -> int:
-        """Return the process id of the SuperLink."""
+    def kill_server(self, program: str) -> int:
+        """Kill -9 one of the server's processes, and return its id."""
         for pid in marked(mark_of(self.federation)):
-            if "flower-superlink" in Path(f"/proc/{pid}/cmdline").read_text():
+            if program in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
                 return pid
-        raise AssertionError("no SuperLink runs")
+        raise AssertionError(f"no {program} runs")
 
     def stop(self) -> None:
         for process in self.processes.values():

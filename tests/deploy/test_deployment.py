@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -48,19 +47,21 @@ def inline(chosen: Scenario, out: Path) -> list[dict]:
 
 
 def test_whatever_is_killed_the_model_is_the_simulations_bit_for_bit(make_fleet, tmp_path):
-    """Nodes die before training, after it, after storing, after replying, the SuperLink dies: nothing changes."""
+    """Nodes die before training, after it, after storing, after replying; SuperLink and ServerApp die."""
     fleet = make_fleet(4)
     fleet.start_server()
     for number in range(4):
         fleet.start_node(number)
     fleet.plan({"0:2": "before", "1:3": "trained", "2:4": "stored"})
-    chosen = scenario("rounds=7")
+    chosen, serverapps = scenario("rounds=7"), []
 
     def on_event(event):
         if isinstance(event, RoundDone) and event.line["round"] == 4:
             fleet.kill_node(3)  # its reply is in the model
+        if isinstance(event, RoundDone) and event.line["round"] == 6 and not serverapps:
+            serverapps.append(fleet.kill_server("flwr-serverapp"))
         if isinstance(event, RoundDone) and event.line["round"] == 5:
-            threading.Timer(1.0, lambda: os.kill(fleet.superlink(), signal.SIGKILL)).start()
+            threading.Timer(1.0, lambda: fleet.kill_server("flower-superlink")).start()
 
     lines = fleet.run(chosen, tmp_path / "deployed", on_event)
     reference = inline(chosen, tmp_path / "inline")
@@ -70,6 +71,7 @@ def test_whatever_is_killed_the_model_is_the_simulations_bit_for_bit(make_fleet,
     ).read_bytes()
     assert [line["uplink_bytes"] for line in lines] == [line["uplink_bytes"] for line in reference]
     assert {path.name for path in fleet.records.glob("fired-*")} == {"fired-0-2", "fired-1-3", "fired-2-4"}
+    assert serverapps, "the ServerApp was killed"
     assert "superlink ended with code -9" in fleet.said("server")
     assert check_conservation(fleet, lines, 4) == 28
 

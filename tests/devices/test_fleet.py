@@ -85,13 +85,21 @@ def test_a_trace_says_when(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "no line"), ("0,5\n", "line 1"), ("0,9,3\n", "start < end"), ("0,a,b\n", "line 1"), ("0,-1,3\n", "start")],
+    [
+        ("0," + "9" * 200_000 + ",3\n", "cannot read"),
+        ("x,0,5\n77,0,5\n", "names none of the clients"),
+        ("", "no line"),
+        ("0,5\n", "line 1"),
+        ("0,9,3\n", "start < end"),
+        ("0,a,b\n", "line 1"),
+        ("0,-1,3\n", "start"),
+    ],
 )
 def test_a_bad_trace_names_its_line(tmp_path, text, words):
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(DataError, match=words):
-        make_availability(f'trace(path="{path}")')
+        fleet(availability=make_availability(f'trace(path="{path}")'))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +125,7 @@ def test_bad_availability_is_explained(spec, words):
         ({"like": "phone-4g", "gflops": "fast"}, "must be a number"),
         ({"like": "phone-4g", "up_mbit": 0}, "up_mbit"),
         ({"like": "phone-4g", "latency_s": float("nan")}, "latency_s"),
+        *(({"like": "phone-4g", "gflops": value}, "gflops") for value in (1e300, 1e-320, 10**400, float("inf"), -1)),
     ],
 )
 def test_bad_profiles_are_explained(numbers, words):
@@ -132,7 +141,15 @@ def test_a_profile_of_ones_own_is_like_another():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"mix": {}}, {"mix": {SLOW: 0.0}}, {"dropout": 1.0}, {"compute_sigma": -1.0}, {"num_clients": 0}]
+    "settings",
+    [
+        {"mix": {}},
+        {"mix": {SLOW: 0.0}},
+        {"mix": {SLOW: 1e308}},
+        {"dropout": 1.0},
+        {"compute_sigma": -1.0},
+        {"num_clients": 0},
+    ],
 )
 def test_bad_fleets_are_refused(settings):
     with pytest.raises(ConfigError):

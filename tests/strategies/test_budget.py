@@ -13,15 +13,17 @@ from flwr.serverapp import strategy as flower
 
 from clients import CompressionMod
 from fedsparse.compression import Compressor
+from fedsparse.devices import Device, Fleet
 from fedsparse.engine import InlineGrid
 from fedsparse.errors import ConfigError
 from fedsparse.protocol import FRAME_NAME
 from fedsparse.run import run_scenario
 from fedsparse.scenario import apply_overrides, load
 from fedsparse.seeding import generator
-from strategies import CompressedStrategy, RoundReport
+from strategies import CompressedStrategy, Conditions, RoundReport
 from strategies.policies import Budget, Plan, make_policy
 from strategies.policies.budget import format_bytes, parse_bytes
+from strategies.report import Cause
 
 LOW, HIGH = 0.97, 1.01
 D, N = 4000, 8
@@ -154,6 +156,32 @@ def test_replies_that_were_rejected_are_paid_for(tmp_path: Path) -> None:
         reports, _ = rounds_of(make('hard_threshold(budget="60kB")', rounds=15), grid, range(1, 16))
     assert all(len(report.failed) == 1 for report in reports)
     check_met([report.to_json() for report in reports], 60e3)
+
+
+def test_every_client_pays_for_its_own_late_updates(tmp_path: Path) -> None:
+    """Slow devices are always late, and send as much as their own budget allows all the same."""
+    fleet = Fleet({Device("slow", 1.0, 1e-3, 1.0): 1.0, Device("fast", 1.0, 1.0, 1.0): 1.0}, N, 0, 0.0)
+    conditions = Conditions(fleet, deadline=1.0)
+    strategy = make('hard_threshold(budget="15kB", per="client")', rounds=20, conditions=conditions)
+    bills = dict.fromkeys(map(str, range(N)), 0)
+    original = strategy.policy.observe
+
+    def observe(report: RoundReport, updates: Any) -> None:
+        for update in updates:
+            bills[update.client] += update.payload_bytes
+        for client, failure in report.failed.items():
+            assert failure.cause is Cause.LATE
+            bills[client] += failure.payload_bytes
+        original(report, updates)
+
+    strategy.policy.observe = observe  # type: ignore[method-assign]
+    with InlineGrid(drifting_app(tmp_path), num_clients=N) as grid:
+        reports, _ = rounds_of(strategy, grid, range(1, 21))
+    spent = {client: purse["spent"] for client, purse in strategy.state_dict()["policy"]["purses"].items()}
+    assert spent == bills
+    assert sum(bills.values()) == sum(report.uplink_bytes for report in reports)
+    assert len({client for report in reports for client in report.failed}) == N // 2
+    assert all(0 < count <= HIGH * 15e3 for count in bills.values())
 
 
 @pytest.mark.parametrize("per", ["all", "client"])

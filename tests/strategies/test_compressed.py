@@ -17,6 +17,7 @@ from fedsparse.errors import AllClientsFailed, ConfigError
 from fedsparse.protocol import FRAME_NAME, KEY, views
 from fedsparse.seeding import entropy, generator
 from strategies import CompressedStrategy, Conditions
+from strategies.report import Cause
 
 N, ROUNDS = 8, 3
 MODEL = {
@@ -317,7 +318,8 @@ def test_a_hostile_reply_is_rejected_and_named_without_harm(tmp_path, kind):
     strategy = CompressedStrategy(INNER["FedAvg"](), "topk(k=3)")
     got = run(strategy, honest_app(attack, CompressionMod(tmp_path / "a")), rounds=1)
     assert list(strategy.last_round.failed) == ["2"]
-    assert strategy.last_round.failed["2"].startswith("rejected: ")
+    assert strategy.last_round.failed["2"].cause is Cause.REJECTED
+    assert strategy.last_round.to_json()["failed"]["2"].startswith("rejected: ")
     assert strategy.last_round.accepted == [str(c) for c in range(N) if c != 2]
 
     def silent(message, context, call_next):
@@ -380,7 +382,8 @@ def test_diverged_training_is_an_error_of_that_client(tmp_path):
     strategy = CompressedStrategy(INNER["FedAvg"](), "topk(k=3)")
     run(strategy, app, rounds=2)
     assert list(strategy.last_round.failed) == ["3"]
-    assert "not finite" in strategy.last_round.failed["3"]
+    assert strategy.last_round.failed["3"].cause is Cause.ERROR
+    assert "not finite" in strategy.last_round.failed["3"].reason
 
 
 def test_frozen_arrays_and_absent_ones_stay_bit_identical(tmp_path):

@@ -1,12 +1,15 @@
 """Rounds on a virtual clock: who is asked, who is late, how long it takes."""
 
+import itertools
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsparse.devices import Device, Fleet, make_availability
 from fedsparse.errors import ConfigError, RunError
-from fedsparse.run import RunFolder, run_scenario
+from fedsparse.run import RoundDone, RunFolder, run_scenario
 from fedsparse.scenario import apply_overrides, from_toml
 from strategies import Conditions
 from strategies.conditions import Turn
@@ -155,13 +158,46 @@ def test_partial_work_reaches_the_clients(tmp_path):
     slow = ["devices.mix=slow", 'devices.profile={slow={like="datacenter", gflops=1e-4}}', "devices.deadline=8"]
     plain = ["devices.dropout=0", "devices.availability=always", "devices.compute_sigma=0", "devices.over_select=0"]
     scenario = apply_overrides(from_toml(SCENARIO), [*slow, *plain])
-    with pytest.raises(RunError, match="late"):
+    with pytest.raises(RunError, match=r"for 4 rounds in a row.*devices\.deadline = 8 s"):
         run_scenario(scenario, tmp_path / "late")
+    lines = RunFolder(tmp_path / "late").rounds()
+    assert [line["accepted"] for line in lines] == [[]] * 4
+    assert all(set(line["causes"].values()) == {"late"} for line in lines)
     summary = run_scenario(apply_overrides(scenario, ["devices.partial_work=true"]), tmp_path / "partial")
     lines = RunFolder(tmp_path / "partial").rounds()
     assert summary.status == "completed"
     assert all(not line["failed"] for line in lines)
     assert [line["virtual_round_s"] for line in lines] == pytest.approx(4 * [3 * 2.273], rel=1e-2)
+
+
+def test_rounds_in_which_nobody_comes_cost_time_and_lose_nothing(tmp_path):
+    """One client that drops out every other round: the run goes on, and so it does when it is resumed."""
+    one = ["data.num_clients=1", "train.clients_per_round=1", "devices.over_select=0", "devices.availability=always"]
+    scenario = apply_overrides(from_toml(SCENARIO), [*one, "devices.dropout=0.6", "rounds=8"])
+    run_scenario(scenario, tmp_path / "whole")
+    lines = RunFolder(tmp_path / "whole").rounds()
+    empty = [line for line in lines if not line["accepted"]]
+    assert 2 <= len(empty) <= 6
+    assert all(line["virtual_round_s"] > 0 and line["eval_accuracy"] is not None for line in lines)
+    clock = [0.0, *(line["virtual_s"] for line in lines)]
+    assert clock == sorted(clock)
+    after = [
+        later["restored"] for line, later in itertools.pairwise(lines) if not line["accepted"] and later["accepted"]
+    ]
+    assert after
+    assert all(after)
+    out, done = tmp_path / "parts", 0
+    while done < 8:
+        with suppress(KeyboardInterrupt):
+            run_scenario(scenario, out, resume=True, on_event=stop_after_a_round)
+        done = len(RunFolder(out).rounds())
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    assert [line["accepted"] for line in RunFolder(out).rounds()] == [line["accepted"] for line in lines]
+
+
+def stop_after_a_round(event):
+    if isinstance(event, RoundDone) and event.line["round"] < 8:
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -171,6 +207,8 @@ def test_partial_work_reaches_the_clients(tmp_path):
         (["devices.profile={mine={gflops=1.0}}"], "lacks up_mbit"),
         (["devices.partial_work=true"], "needs devices.deadline"),
         (["devices.availability=probability(p=0)"], "probability"),
+        (["devices.availability=trace(path=12)"], "path must be a text"),
+        (["devices.mix={phone-4g=1e308, datacenter=1e308}"], "1e\\+09"),
         (['devices.profile={mine={like="phone-4g", memory_mb=0.01}}'], "the model needs at least"),
     ],
 )
