@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from clients.schedules import make_schedule
 from fedsparse.errors import RunError
 from fedsparse.models.arrays import HALF
 from fedsparse.seeding import generator, int_seed
+
+AT_ONCE = 2**16  # numbers of input that are read ahead: they should stay in a CPU's cache until they are used
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,22 @@ def batches(n: int, settings: TrainSettings, rng: np.random.Generator) -> Iterat
         for start in range(0, n, settings.batch_size)[:left]:
             yield order[start : start + settings.batch_size]
             left -= 1
+
+
+def _loaded(
+    flat: FlatModel, x: NDArray[Any], y: NDArray[np.int64], scale: float, chosen: Iterator[NDArray[np.int64]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches of rows as inputs and targets; several are read, converted and brought to the device at once."""
+    most = max(1, AT_ONCE // max(int(np.prod(x.shape[1:])), 1))
+    ahead: list[NDArray[np.int64]] = []
+    for batch in chain(chosen, [None]):
+        if ahead and (batch is None or sum(map(len, ahead)) + len(batch) > most):
+            rows, sizes = np.concatenate(ahead), [len(rows) for rows in ahead]
+            inputs, targets = flat.batch(x[rows], scale), torch.from_numpy(y[rows]).to(flat.device)
+            yield from zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
+            ahead = []
+        if batch is not None:
+            ahead.append(batch)
 
 
 def train(
@@ -81,15 +100,14 @@ def train(
     flat.model.train()
     rng = generator(seed, "batches", server_round, client)
     with _torch_seeded(int_seed(seed, "torch", server_round, client), flat.device):
-        for step, batch in enumerate(batches(part.size, settings, rng)):
-            rows = part[batch]
-            targets = torch.from_numpy(y[rows]).to(flat.device)
-            loss = backward(flat, flat.batch(x[rows], scale), targets)
+        chosen = (part[batch] for batch in batches(part.size, settings, rng))
+        for step, (inputs, targets) in enumerate(_loaded(flat, x, y, scale, chosen)):
+            loss = backward(flat, inputs, targets)
             rate = settings.lr * schedule.multiplier(server_round, settings.rounds, step, total_steps)
             sgd_step(flat.groups, velocity, start, settings, rate)
             flat.publish()
             losses.append(loss)
-            sizes.append(rows.size)
+            sizes.append(len(targets))
             rates.append(rate)
     if not losses:
         return TrainResult(None, 0)
