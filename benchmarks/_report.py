@@ -47,6 +47,7 @@ def save(name: str, rows: Sequence[dict[str, Any]], notes: str = "") -> None:
     body = {
         "date": date.today().isoformat(),
         "machine": machine(),
+        "load_average": [round(value, 1) for value in os.getloadavg()],  # high: others were at work, too
         "command": command,
         "notes": notes,
         "rows": list(rows),

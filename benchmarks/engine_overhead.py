@@ -2,9 +2,11 @@
 
 Both run the same ClientApp and the same FedAvg, one after the other, with one CPU per client. The model goes to every
 client in every round; the reply is tiny. Reported: median over the rounds after warm-up of the time of a round, divided
-by the number of clients; the whole time from the start of the engine to the end of the first round.
+by the number of clients, and of its part in `send_and_receive`, where FedAvg has none; the whole time from the start of
+the engine to the end of the first round. A round of Flower's engine with 10,000 clients takes minutes, so there the
+first one has to do for it.
 
-    python -m benchmarks.engine_overhead --cases 100x10_000 100x1_000_000 --rounds 10
+    python -m benchmarks.engine_overhead --cases 100x10_000x10x10    # clients x parameters x our rounds x Flower's
 """
 
 import argparse
@@ -27,6 +29,7 @@ from flwr.serverapp.strategy import FedAvg
 from benchmarks._report import save
 
 WARM_UP = 2
+CASES = ["100x10_000x10x10", "100x1_000_000x10x10", "1_000x10_000x10x4", "100x10_000_000x10x3", "10_000x10_000x6x1"]
 MODULE = "benchmarks.engine_overhead"
 
 client_app = ClientApp()
@@ -46,16 +49,25 @@ class TimedFedAvg(FedAvg):
     def __init__(self, clients: int) -> None:
         super().__init__(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
         self.begun: list[float] = []
+        self.sent: list[float] = []
+        self.received: list[float] = []
         self.ended: list[float] = []
+
+    def times(self) -> dict[str, list[float]]:
+        """Return when each round began, its messages were made, its replies were there, and it ended."""
+        return {name: getattr(self, name) for name in ("begun", "sent", "received", "ended")}
 
     def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
         """Start the clock, then do as FedAvg does."""
         self.begun.append(time.time())
-        return super().configure_train(*args, **kwargs)
+        messages = list(super().configure_train(*args, **kwargs))
+        self.sent.append(time.time())
+        return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord | None]:
         """Do as FedAvg does, then stop the clock."""
         replies = list(replies)
+        self.received.append(time.time())
         _, metrics = super().aggregate_train(server_round, replies)
         self.ended.append(time.time())
         failed = [reply.error.reason for reply in replies if reply.has_error()]
@@ -78,8 +90,7 @@ def main_under_flower(grid: Grid, context: Context) -> None:
     case = json.loads(str(context.run_config["scenario"]))
     while len(list(grid.get_node_ids())) < case["clients"]:
         time.sleep(0.1)
-    strategy = rounds(grid, **case)
-    times = {"begun": strategy.begun, "ended": strategy.ended}
+    times = rounds(grid, **case).times()
     Path(str(context.run_config["out"]), "times.json").write_text(json.dumps(times))
 
 
@@ -90,7 +101,7 @@ def under_ray(clients: int, params: int, count: int) -> dict[str, float]:
     start = time.time()
     with RayGrid(f"{MODULE}:client_app", num_clients=clients) as grid:
         strategy = rounds(grid, clients, params, count)
-    return summary(start, strategy.begun, strategy.ended, clients)
+    return summary(start, strategy.times(), clients)
 
 
 def under_flower(clients: int, params: int, count: int) -> dict[str, float]:
@@ -108,32 +119,39 @@ def under_flower(clients: int, params: int, count: int) -> dict[str, float]:
             client_app=f"{MODULE}:client_app",
         )
         times = json.loads(Path(out, "times.json").read_text())
-    return summary(start, times["begun"], times["ended"], clients)
+    return summary(start, times, clients)
 
 
-def summary(start: float, begun: list[float], ended: list[float], clients: int) -> dict[str, float]:
+def summary(start: float, times: dict[str, list[float]], clients: int) -> dict[str, float]:
     """Return milliseconds per client and round, and seconds to the end of the first round."""
-    each = [(end - begin) / clients * 1e3 for begin, end in zip(begun, ended, strict=True)][WARM_UP:]
+    first = min(WARM_UP, len(times["begun"]) - 1)
+
+    def between(earlier: str, later: str) -> list[float]:
+        pairs = zip(times[earlier], times[later], strict=True)
+        return [(end - begin) / clients * 1e3 for begin, end in pairs][first:]
+
+    each = between("begun", "ended")
     return {
+        "rounds_measured": len(each),
         "ms_per_client_round": round(statistics.median(each), 4),
         "ms_min": round(min(each), 4),
         "ms_max": round(max(each), 4),
-        "first_round_after_s": round(ended[0] - start, 2),
+        "ms_send_and_receive": round(statistics.median(between("sent", "received")), 4),
+        "first_round_after_s": round(times["ended"][0] - start, 2),
     }
 
 
 def main() -> None:
     """Measure all cases, print and keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["100x10_000", "100x1_000_000"], help="clients x parameters")
-    parser.add_argument("--rounds", type=int, default=10, help=f"rounds, of which {WARM_UP} warm up")
+    parser.add_argument("--cases", nargs="+", default=CASES, help="clients x parameters x our rounds x Flower's rounds")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     rows = []
     for text in options.cases:
-        clients, params = (int(number) for number in text.split("x"))
-        ours = under_ray(clients, params, options.rounds)
-        theirs = under_flower(clients, params, options.rounds)
+        clients, params, our_rounds, their_rounds = (int(number) for number in text.split("x"))
+        ours = under_ray(clients, params, our_rounds)
+        theirs = under_flower(clients, params, their_rounds)
         rows.append(
             {
                 "clients": clients,
@@ -141,8 +159,10 @@ def main() -> None:
                 **{f"ray_{key}": value for key, value in ours.items()},
                 **{f"flower_{key}": value for key, value in theirs.items()},
                 "ratio": round(theirs["ms_per_client_round"] / ours["ms_per_client_round"], 1),
+                "ratio_send_and_receive": round(theirs["ms_send_and_receive"] / ours["ms_send_and_receive"], 1),
             }
         )
+        print(rows[-1], flush=True)
     print("clients  parameters  fedsparse ray    flower     ratio   (ms per client-round)")
     for row in rows:
         mine, other = row["ray_ms_per_client_round"], row["flower_ms_per_client_round"]

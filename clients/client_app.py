@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from fedsparse.data import Dataset, load_dataset, partition
 from fedsparse.data.local import load_local
 from fedsparse.errors import ConfigError
 from fedsparse.models import build_model
-from fedsparse.protocol import JOB_KEY, MAX_STEPS, WORK_KEY, only, views
+from fedsparse.protocol import JOB_KEY, MAX_STEPS, WORK_KEY, only, to_array, views
 
 
 @lru_cache(maxsize=4)
@@ -137,7 +137,7 @@ def _train(message: Message, context: Context) -> Message:
         )
     metrics: dict[str, Any] = {"num-examples": int(client.part.size), "train-loss": result.loss or 0.0}
     metrics["local-steps"] = result.steps
-    content = RecordDict({"arrays": ArrayRecord({name: Array(array) for name, array in flat.arrays().items()})})
+    content = RecordDict({"arrays": ArrayRecord({name: to_array(array) for name, array in flat.arrays().items()})})
     content["metrics"] = MetricRecord(metrics)
     return Message(content, reply_to=message)
 

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from clients.dense import DenseModel
 from fedsparse.errors import PayloadError
 from fedsparse.models.arrays import HALF, copy_into, load_arrays, to_numpy, travelling
 
 
 @dataclass(frozen=True)
 class Group:
-    """All trained parameters of one dtype, as vectors of length d.
+    """All trained parameters of one dtype, as vectors of length d, which autograd does not see.
 
     Parameters
     ----------
@@ -66,6 +67,7 @@ class FlatModel:
                 by_dtype.setdefault(parameter.dtype, []).append((name, parameter))
         convolutions = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv2d)}
         self.groups = [self._move(dtype, named, convolutions) for dtype, named in by_dtype.items()]
+        self.dense = DenseModel.of(model)
 
     def _move(self, dtype: torch.dtype, named: list[tuple[str, nn.Parameter]], convolutions: set[int]) -> Group:
         size = sum(parameter.numel() for _, parameter in named)
@@ -110,7 +112,6 @@ class FlatModel:
             if name not in self._frozen
         }
 
-    @torch.no_grad()
     def publish(self) -> None:
         """Round the master copies to what the model computes with."""
         for group in self.groups:

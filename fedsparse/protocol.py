@@ -166,6 +166,23 @@ def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]
     return *read(stream), stream.tell()
 
 
+def to_array(numbers: NDArray[np.generic]) -> Array:
+    """Return what ``Array(numbers)`` does, in a quarter of the time: a model's few headers are written once."""
+    if not numbers.flags.c_contiguous or numbers.dtype.hasobject:
+        return Array(numbers)
+    data = b"".join((_npy_head(numbers.dtype, numbers.shape), memoryview(numbers)))  # type: ignore[arg-type]
+    return Array(str(numbers.dtype), numbers.shape, "numpy.ndarray", data)
+
+
+@lru_cache(maxsize=1024)
+def _npy_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return what a file with an array in C order begins with."""
+    stream = BytesIO()
+    described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(stream, described)
+    return stream.getvalue()
+
+
 def views(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     """Return read-only views of all arrays of a record."""
     return {name: array_view(array) for name, array in record.items()}

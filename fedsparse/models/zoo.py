@@ -47,10 +47,10 @@ class Logistic:
         for parameter in linear.parameters():
             nn.init.zeros_(parameter)
         stack: list[nn.Module] = [nn.Flatten(), linear]
-        return nn.Sequential(*stack, _Against()) if num_classes == 2 else nn.Sequential(*stack)
+        return nn.Sequential(*stack, Against()) if num_classes == 2 else nn.Sequential(*stack)
 
 
-class _Against(nn.Module):
+class Against(nn.Module):
     """Put the logit 0 of the first class beside that of the second: cross-entropy is then the logistic loss."""
 
     def forward(self, logit: Tensor) -> Tensor:

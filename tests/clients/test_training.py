@@ -280,3 +280,14 @@ def test_a_gpu_repeats_its_bits_and_agrees_with_the_cpu():
     for name in arrays:
         assert first[name].tobytes() == second[name].tobytes()
         np.testing.assert_allclose(first[name], cpu[name], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["softmax", "cnn"])
+def test_how_many_examples_are_read_at_once_changes_nothing(name, monkeypatch):
+    found = []
+    for numbers in (1, 64 * 40, 2**20):
+        monkeypatch.setattr("clients.training.AT_ONCE", numbers)
+        model = build_model(name, (1, 8, 8), 10, 0)
+        result = fit(model, TrainSettings(local_epochs=2, batch_size=16, lr=0.1))
+        found.append((result, bits(model)))
+    assert found[0] == found[1] == found[2]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsparse.engine.transport import SharedArray, copy_arrays, lease_arrays, pack, packed_bytes, unpack
-from fedsparse.protocol import array_view
+from fedsparse.protocol import array_view, to_array
 
 ARRAYS = hnp.arrays(
     st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.float16]),
@@ -31,6 +31,7 @@ def through_pickle(packed: object) -> object:
 @given(st.lists(ARRAYS, max_size=3), CONFIGS, st.dictionaries(st.text(max_size=5), SCALARS, max_size=3), st.booleans())
 def test_contents_survive(arrays: list[np.ndarray], config: dict, metrics: dict, fortran: bool) -> None:
     arrays = [np.asfortranarray(array) if fortran and array.ndim else array for array in arrays]
+    assert [to_array(array) for array in arrays] == [Array(array) for array in arrays]
     content = RecordDict(
         {
             "arrays": ArrayRecord({str(i): Array(array) for i, array in enumerate(arrays)}),
