@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._report import save
-from fedsparse.engine._processes import marked
+from fedsparse.processes import marked
 
 MIB = 2**20
 MARK = "FEDSPARSE_FOOTPRINT"
