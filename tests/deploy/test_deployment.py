@@ -94,6 +94,8 @@ def test_what_hostile_and_broken_nodes_send_is_rejected_and_named(make_fleet, tm
 
     try:
         fleet.start_server()
+        claims = fleet.federation.node_folder(2) / "node.toml"  # that it is node 0: its key says otherwise
+        claims.write_text(claims.read_text().replace("node = 2", "node = 0", 1))
         for number in range(3):
             fleet.start_node(number)
         kinds = ["garbage", "bomb", "nan", "huge", "replay", "wrong spec", "cut", "old"]
@@ -145,7 +147,8 @@ def test_devices_train_on_their_own_data_without_the_packages_of_a_simulation(ma
             (folder / "own.csv").write_text("\n".join(rows))
         text = (folder / "node.toml").read_text()
         suffix = ("npz", "csv")[number]
-        (folder / "node.toml").write_text(text.replace("[data]", f'[data]\nsource = "own.{suffix}"', 1))
+        text = text.replace("[data]", f'[data]\nsource = "own.{suffix}"', 1)
+        (folder / "node.toml").write_text(text.replace("[limits]", "[limits]\nmemory_mb = 1024", 1))
     fleet.start_server()
     for number in range(2):
         fleet.start_node(number, bare=True)

@@ -1,10 +1,13 @@
 """Folders, keys, certificates, and what `doctor` says of a way that is barred."""
 
+import contextlib
 import os
+import socket
 import ssl
 import stat
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -144,6 +147,44 @@ def test_nobody_there_and_no_such_name(tmp_path):
     assert finding.what.startswith("DNS")
 
 
+@pytest.mark.parametrize(
+    ("days", "host", "words"),
+    [
+        (0, "127.0.0.1", "expired, by this device's clock"),
+        (9, "10.9.9.9", "for another name than localhost.localdomain"),
+    ],
+)
+def test_certificates_that_do_not_hold_are_explained(tmp_path, monkeypatch, days, host, words):
+    """A real TLS server with such a certificate."""
+    federation = made(tmp_path / "fed", 1, host)
+    create.renew(federation, days)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(federation.certificate, federation.key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with contextlib.suppress(ssl.SSLError):
+                        context.wrap_socket(listener.accept()[0], server_side=True).close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        folder = federation.node_folder(0)
+        text = (folder / "node.toml").read_text()
+        name = "127.0.0.1" if days == 0 else "localhost.localdomain"
+        monkeypatch.setattr(socket, "getaddrinfo", _to_loopback(socket.getaddrinfo))
+        port = listener.getsockname()[1]
+        (folder / "node.toml").write_text(text.replace(f"{host}:{federation.file.port}", f"{name}:{port}"))
+        finding = first_problem(Node.open(folder))
+    assert finding is not None
+    assert words in finding.what
+    assert "deploy renew" in finding.todo
+
+
+def _to_loopback(real):
+    return lambda host, *rest, **more: real("127.0.0.1" if host == "localhost.localdomain" else host, *rest, **more)
+
+
 def test_doctor_finds_open_keys_and_expired_certificates(tmp_path):
     federation = made(tmp_path / "fed")
     federation.key.chmod(0o644)
@@ -214,6 +255,11 @@ class TestGateway:
             assert "not registered" in finding.what
             assert self.post(server, "/v1/fleet/pull-messages") == 401
             self.logged(server, "its key is not registered")
+            server.start_node(0)
+            server.wait(lambda: "key is not registered" in server.said("node-0"), 40, "the node's own words")
+            node = server.processes.pop("node-0")
+            node.terminate()
+            node.wait(30)
         finally:
             keys.write_secret(stranger.key, mine)
 
