@@ -8,16 +8,20 @@ Four ways, in turn, so that a slow moment of the machine hits all alike:
 - ``clients alone``: two processes with fedsparse's local training, no server, no messages, no compression;
 - ``run``: `fedsparse run` on Ray, from the second round on, evaluation left out.
 
-*Efficiency* is clients alone over the run: what server, messages, compression and error memory leave.
+*Efficiency* is clients alone over the run: what server, messages, compression and error memory leave. It is given by
+the clock, and by the CPU time of a client step, driver and workers together: other work on the machine disturbs that
+less, but it does not see workers that wait.
 
     python -m benchmarks.training --rounds 4 --repeats 3
 """
 
 import argparse
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +29,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks._report import save
-from fedsparse.run import RunFolder, run_scenario
+from fedsparse.run import RoundDone, RunFolder, run_scenario
 from fedsparse.scenario import from_toml
 
 WORKERS = 2
+MARK = uuid.uuid4().hex  # in the environment of this run's workers
 SCENARIO = """
 name = "training-benchmark"
 rounds = {rounds}
@@ -65,8 +70,8 @@ def steps(clients: list[int]) -> int:
     return sum(-(-parts()[client].size // 32) for client in clients)
 
 
-def bare(clients: list[int], channels_last: bool) -> float:
-    """Train clients with plain PyTorch; return the seconds of the loop alone."""
+def bare(clients: list[int], channels_last: bool) -> tuple[float, float]:
+    """Train clients with plain PyTorch; return seconds and CPU seconds of the loop alone."""
     import torch
 
     from fedsparse.data import load_dataset
@@ -90,14 +95,11 @@ def bare(clients: list[int], channels_last: bool) -> float:
             optimizer.step()
 
     one(clients[0])  # the first use of an optimizer in a process is slow
-    began = time.perf_counter()
-    for client in clients:
-        one(client)
-    return time.perf_counter() - began
+    return timed(one, clients)
 
 
-def alone(clients: list[int]) -> float:
-    """Train clients with fedsparse's own local training; return the seconds of the loop alone."""
+def alone(clients: list[int]) -> tuple[float, float]:
+    """Train clients with fedsparse's own local training; return seconds and CPU seconds of the loop alone."""
     from clients.flat import FlatModel
     from clients.job import TrainSettings
     from clients.training import torch_threads, train
@@ -116,27 +118,54 @@ def alone(clients: list[int]) -> float:
 
     with torch_threads(1):
         one(clients[0])
-        began = time.perf_counter()
-        for client in clients:
-            one(client)
-        return time.perf_counter() - began
+        return timed(one, clients)
 
 
-def side_by_side(work: Callable[..., float], *arguments: Any) -> float:
-    """Run one share of 40 clients in each of two processes at once; return client steps a second of both together."""
+def timed(work: Callable[[int], None], clients: list[int]) -> tuple[float, float]:
+    """Return the seconds, and the CPU seconds, that some work for each client takes."""
+    began, cpu = time.perf_counter(), time.process_time()
+    for client in clients:
+        work(client)
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+def side_by_side(work: Callable[..., tuple[float, float]], *arguments: Any) -> tuple[float, float]:
+    """Run 20 clients in each of two processes at once; return client steps a second, and CPU milliseconds of a step."""
     shares = [list(range(20)), list(range(20, 40))]
     with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-        seconds = pool.starmap(work, [(share, *arguments) for share in shares], chunksize=1)
-    return sum(steps(share) / second for share, second in zip(shares, seconds, strict=True))
+        found = pool.starmap(work, [(share, *arguments) for share in shares], chunksize=1)
+    per_second = sum(steps(share) / second for share, (second, _) in zip(shares, found, strict=True))
+    return per_second, sum(cpu for _, cpu in found) / sum(map(steps, shares)) * 1e3
 
 
-def whole_run(rounds: int) -> float:
-    """Return client steps a second of a whole run, from its second round to its last but one."""
+def cpu_seconds() -> float:
+    """Return the CPU time so far of this process and of Ray's workers."""
+    total = time.process_time()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if (stat.parent / "cmdline").read_bytes().startswith(b"ray::Worker") and MARK in environment(stat.parent):
+                total += sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            continue
+    return total
+
+
+def environment(process: Path) -> str:
+    """Return the environment in which a process was started."""
+    return (process / "environ").read_bytes().decode(errors="replace")
+
+
+def whole_run(rounds: int) -> tuple[float, float]:
+    """Return client steps a second, and CPU milliseconds of a step, of a run without its first and its last round."""
+    os.environ["FEDSPARSE_TRAINING_BENCHMARK"] = MARK
+    after: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        run_scenario(from_toml(SCENARIO.format(rounds=rounds)), out)
+        listen = lambda event: after.append(cpu_seconds()) if isinstance(event, RoundDone) else None  # noqa: E731
+        run_scenario(from_toml(SCENARIO.format(rounds=rounds)), out, on_event=listen)
         lines = RunFolder(out).rounds()[1:-1]
-    return sum(steps([int(c) for c in line["cohort"]]) for line in lines) / sum(line["wall_s"] for line in lines)
+    count = sum(steps([int(c) for c in line["cohort"]]) for line in lines)
+    return count / sum(line["wall_s"] for line in lines), (after[-2] - after[0]) / count * 1e3
 
 
 def main() -> None:
@@ -145,29 +174,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="rounds of a run; the first and the last do not count")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    ways: dict[str, Callable[[], float]] = {
+    ways: dict[str, Callable[[], tuple[float, float]]] = {
         "bare": lambda: side_by_side(bare, False),
         "bare, channels-last": lambda: side_by_side(bare, True),
         "clients alone": lambda: side_by_side(alone),
         "run": lambda: whole_run(given.rounds),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(given.repeats):
         for name, measure in ways.items():
             found[name].append(measure())
-    medians = {name: statistics.median(values) for name, values in found.items()}
+    rates = {name: [rate for rate, _ in values] for name, values in found.items()}
+    cpus = {name: [cpu for _, cpu in values] for name, values in found.items()}
     rows: list[dict[str, Any]] = [
         {
             "way": name,
-            "client_steps_per_s": round(medians[name]),
-            "lowest": round(min(values)),
-            "highest": round(max(values)),
-            "times_bare": round(medians[name] / medians["bare"], 2),
+            "client_steps_per_s": round(statistics.median(rates[name])),
+            "lowest": round(min(rates[name])),
+            "highest": round(max(rates[name])),
+            "times_bare": round(statistics.median(rates[name]) / statistics.median(rates["bare"]), 2),
+            "cpu_ms_per_step": round(statistics.median(cpus[name]), 3),
         }
-        for name, values in found.items()
+        for name in ways
     ]
-    efficiency = statistics.median(a / b for a, b in zip(found["run"], found["clients alone"], strict=True))
-    rows.append({"way": "efficiency: run over clients alone", "value": round(efficiency, 3)})
+    efficiency = statistics.median(a / b for a, b in zip(rates["run"], rates["clients alone"], strict=True))
+    by_cpu = statistics.median(b / a for a, b in zip(cpus["run"], cpus["clients alone"], strict=True))
+    rows.append({"way": "efficiency: clients alone to run", "value": round(efficiency, 3), "by_cpu": round(by_cpu, 3)})
     save("training", rows, "Fashion-MNIST, cnn, 100 clients, 20 a round, batch 32, one epoch; 2 workers x 1 thread")
 
 

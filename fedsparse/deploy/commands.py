@@ -37,11 +37,12 @@ def init(
     _say(f"made the federation {federation.file.name!r} for {nodes} nodes, which reach it as {host}:{port}")
     _say("")
     _say("next:")
-    _say(f"  fedsparse deploy server {directory}                # here")
-    _say(
-        f"  scp -r {directory}/node-0 DEVICE:                  # each node's folder to its device; it has a private key"
-    )
-    _say("  fedsparse deploy node node-0                       # there")
+    for command, where in (
+        (f"fedsparse deploy server {directory}", "here"),
+        (f"scp -r {directory}/node-0 DEVICE:", "each node's folder to its device; it has a private key"),
+        ("fedsparse deploy node node-0", "there"),
+    ):
+        _say(f"  {command:<40} # {where}")
     _say("")
     _say(f"`fedsparse doctor {directory}`, and there `fedsparse doctor node-0`, say what is missing.")
 
@@ -140,7 +141,7 @@ def status(directory: FederationArgument) -> None:
     _say(
         f"latest run: {found.run}"
         if found.run
-        else "no run yet: fedsparse run SCENARIO --engine deployment --federation DIR"
+        else f"no run yet: fedsparse run SCENARIO --engine deployment --federation {directory}"
     )
 
 

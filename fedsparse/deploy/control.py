@@ -25,7 +25,7 @@ class Control:
     """
 
     def __init__(self, address: str, ca: Path) -> None:
-        self._address, self._ca = address, ca
+        self._address, self._ca, self._folder = address, ca, ca.parent
 
     @contextmanager
     def _client(self) -> Iterator[Any]:
@@ -36,7 +36,7 @@ class Control:
         except httpx.TransportError as error:
             raise RunError(
                 f"the federation's server does not answer at {self._address} ({error}): start it with "
-                "`fedsparse deploy server DIR`."
+                f"`fedsparse deploy server {self._folder}`."
             ) from None
         except httpx.HTTPStatusError as error:
             raise RunError(f"the SuperLink refuses: {error.response.text[:300]}") from None
