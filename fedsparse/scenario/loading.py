@@ -215,14 +215,17 @@ def _normal(scenario: Scenario) -> Scenario:
     if train.local_epochs is None and train.local_steps is None:
         train = train.model_copy(update={"local_epochs": 1})
     if data.data_dir is not None:
-        data = data.model_copy(update={"data_dir": _absolute(data.data_dir)})
+        data = data.model_copy(update={"data_dir": _absolute("data.data_dir", data.data_dir)})
     if engine.federation is not None:
-        engine = engine.model_copy(update={"federation": _absolute(engine.federation)})
+        engine = engine.model_copy(update={"federation": _absolute("engine.federation", engine.federation)})
     return scenario.model_copy(update={"train": train, "data": data, "engine": engine})
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
+def _absolute(key: str, path: str) -> str:
+    try:
+        return str(Path(path).expanduser().resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, a loop of links, a home of nobody
+        raise ConfigError(f"{key} = {path!r} is no path of this machine: {error}.") from None
 
 
 def _value(text: str) -> Any:
