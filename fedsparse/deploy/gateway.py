@@ -2,13 +2,14 @@
 
 Flower's SuperLink has the API for nodes, the one that submits code and the one of running apps on a single port, and
 the second has no login. It therefore listens on this machine alone, and this process hands through to it what comes
-for ``/v1/fleet/``, signed with a registered node's key. It counts each node's bytes, and tells nodes the time.
+for ``/v1/fleet/NAME`` with a registered node's key. It counts each node's bytes, and tells nodes the time.
 """
 
 import asyncio
 import json
 import logging
 import os
+import re
 import ssl
 import sys
 import time
@@ -33,7 +34,9 @@ from fedsparse.deploy.versions import versions
 from fedsparse.errors import FedsparseError
 from fedsparse.run.folder import write_text
 
-FLEET, HELLO, KEY_HEADER = "/v1/fleet/", "/fedsparse/hello", "flwr-public-key"
+HELLO, KEY_HEADER = "/fedsparse/hello", "flwr-public-key"
+# Whole and literally: of "/v1/fleet/../control/start-run" the HTTP client below would make the control API's path.
+FLEET = re.compile(r"/v1/fleet/[a-z-]+")
 TRAFFIC = "traffic.json"
 HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 WRITE_EVERY_S, BACKEND_TIMEOUT_S = 2.0, 120.0
@@ -84,7 +87,7 @@ class Gateway:
         """Pass on a node's request; refuse all else."""
         peer = request.client.host if request.client else "?"
         node = self._node(request)
-        if not request.url.path.startswith(FLEET) or request.method != "POST":
+        if not FLEET.fullmatch(request.url.path) or request.method != "POST":
             self._refuse(peer, request.url.path, "it is not for nodes")
             return PlainTextResponse("not found\n", status_code=404)
         if node is None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from fedsparse.deploy import create, keys
 from fedsparse.deploy.checks import connection, first_problem
 from fedsparse.deploy.doctor import examine
 from fedsparse.deploy.federation import Federation, Node
+from fedsparse.deploy.gateway import KEY_HEADER
 from fedsparse.deploy.node import forget_old_runs, node_config
 from fedsparse.errors import ConfigError
 
@@ -221,6 +223,25 @@ class TestGateway:
         assert self.post(server, path) == 404
         assert self.post(server, path, direct=True) != 404, "the SuperLink itself knows it: the gateway hides it"
 
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/v1/control/list-runs",
+            "/v1/fleet/../control/list-runs",
+            "/v1/fleet/%2e%2e/control/list-runs",
+            "/v1/fleet/..%2fcontrol/list-runs",
+            "/v1/fleet/x/../../control/list-runs",
+            "/v1/fleet//../../control/list-runs",
+            "/v1/fleet/pull-messages/../../runtime/acquire-task",
+            "/v1/fleet/../../docs",
+        ],
+    )
+    def test_a_registered_key_opens_nothing_but_the_nodes_own_paths(self, server, path):
+        """The control API has no login: whoever gets there runs code on the server."""
+        headers = {**self.key(server), "content-type": "application/protobuf"}
+        assert self.post(server, path, headers=headers) == 404
+        assert self.post(server, "/v1/control/list-runs", headers=headers, direct=True) == 200, "it would have answered"
+
     def test_flwr_run_against_the_port_for_nodes_is_refused(self, server, tmp_path):
         from fedsparse.engine.flower import CLIENT_APP, SERVER_APP, write_app
 
@@ -281,15 +302,15 @@ class TestGateway:
         assert finding is not None
         assert finding.what.startswith("clock: 3600.0 s ahead")
 
-    def test_what_is_too_large_is_not_read(self, server, monkeypatch):
-        from base64 import b64encode
-
-        from fedsparse.deploy.gateway import KEY_HEADER
-
-        key = keys.public_key(server.federation.node_folder(1) / "node.key")
-        headers = {KEY_HEADER: b64encode(key).decode()}
+    def test_what_is_too_large_is_not_read(self, server):
         large = b"0" * ((server.federation.file.max_request_mb << 20) + 1)
-        assert self.post(server, "/v1/fleet/push-object", large, headers) == 413
+        assert self.post(server, "/v1/fleet/push-object", large, self.key(server)) == 413
+
+    @staticmethod
+    def key(server) -> dict[str, str]:
+        """What a registered node's requests carry."""
+        key = keys.public_key(server.federation.node_folder(1) / "node.key")
+        return {KEY_HEADER: b64encode(key).decode()}
 
     @staticmethod
     def logged(server, words) -> None:
