@@ -1,5 +1,6 @@
 """The ServerApp for Flower's own commands: `flwr run .`, the Simulation Engine, a SuperLink with SuperNodes."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         folder.reopen(scenario, checkpoint.server_round)
         name = str(checkpoint.strategy["run"])
     else:
-        folder, checkpoint = _folder(out, scenario), None
+        folder, checkpoint = _folder(out, scenario, deployed), None
         name = run_name(scenario, out) if config.get("memory-dir") else f"{scenario.name}-{context.run_id}"
     print(f"the run folder is {out}", flush=True)
     conduct(
@@ -66,8 +67,13 @@ def _scenario(source: str) -> Scenario:
     return load(beside if beside.is_file() else path)
 
 
-def _folder(out: Path, scenario: Scenario) -> RunFolder:
-    """Go on in the folder that `fedsparse run --engine flower` has prepared, or make one."""
+def _folder(out: Path, scenario: Scenario, deployed: bool) -> RunFolder:
+    """Go on in the folder that `fedsparse run` has prepared, or make one for `flwr run`."""
+    if deployed and not (os.path.isfile(out / SCENARIO) and os.access(out, os.W_OK)):
+        raise ConfigError(
+            f"the server cannot write into {out}, which `fedsparse run` has prepared: it runs as another user, in a "
+            "container, or as a service with a /tmp and a /home of its own. Name a folder that both can write: --out."
+        )
     if (out / SCENARIO).is_file() and (out / ROUNDS).is_file() and (out / ROUNDS).stat().st_size == 0:
         folder = RunFolder(out)
         if folder.scenario() != scenario:

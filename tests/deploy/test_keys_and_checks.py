@@ -23,6 +23,8 @@ from fedsparse.deploy.federation import Federation, Node
 from fedsparse.deploy.gateway import KEY_HEADER
 from fedsparse.deploy.node import forget_old_runs, node_config
 from fedsparse.errors import ConfigError
+from fedsparse.run import RunFolder
+from fedsparse.scenario import load
 
 
 def made(path: Path, nodes: int = 2, host: str = "127.0.0.1") -> Federation:
@@ -195,6 +197,18 @@ def test_doctor_finds_open_keys_and_expired_certificates(tmp_path):
     create.renew(federation, days=0)
     assert any(f.level == "fix" and "certificate" in f.what and "renew" in f.todo for f in examine(federation.path))
     assert any(f.level == "fix" and "memory" in f.what for f in examine(None, parameters=10**12))
+
+
+def test_a_run_folder_that_the_server_cannot_write_ends_the_run_before_it_begins(tmp_path):
+    """In a container, or with a /tmp of its own, the server would train for hours into a folder that nobody sees."""
+    from fedsparse.flower_app import _folder
+
+    chosen = load("quickstart")
+    with pytest.raises(ConfigError, match=r"cannot write into .*nowhere.*--out"):
+        _folder(tmp_path / "nowhere", chosen, deployed=True)
+    assert not (tmp_path / "nowhere").exists()
+    prepared = RunFolder.create(tmp_path / "prepared", chosen)
+    assert _folder(prepared.path, chosen, deployed=True).path == prepared.path
 
 
 @pytest.fixture(scope="module")
