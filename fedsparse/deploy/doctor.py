@@ -31,8 +31,10 @@ def examine(path: Path | None, parameters: int | None = None) -> Iterator[Findin
     parameters : int, optional
         The model's size, to hold the free memory against.
     """
-    yield from _software(server=path is not None and (path / FEDERATION).is_file())
-    yield from _machine(path or Path.cwd(), parameters)
+    server = path is not None and (path / FEDERATION).is_file()
+    yield from _software(server)
+    folder = path or Path.cwd()
+    yield from _machine(folder / "server" if server else folder, parameters)
     if path is None:
         return
     try:
@@ -133,8 +135,11 @@ def _server(federation: Federation) -> Iterator[Finding]:
 
     file = federation.file
     yield Finding("ok", f"federation {file.name!r}: {len(file.nodes)} nodes reach it as {file.host}:{file.port}")
-    for secret in (federation.ca_key, federation.key):
-        yield from _secret(secret)
+    if federation.ca_key.exists():
+        yield from _secret(federation.ca_key)
+    else:
+        yield Finding("ok", f"{federation.ca_key} is not here; only `fedsparse deploy renew` needs it")
+    yield from _secret(federation.key)
     yield from _certificate(federation)
     keys_left = [number for number in file.nodes if (federation.node_folder(number) / "node.key").is_file()]
     if keys_left:

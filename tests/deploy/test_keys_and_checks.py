@@ -211,6 +211,17 @@ def test_a_run_folder_that_the_server_cannot_write_ends_the_run_before_it_begins
     assert _folder(prepared.path, chosen, deployed=True).path == prepared.path
 
 
+def test_the_authoritys_key_may_be_kept_elsewhere(tmp_path):
+    federation = made(tmp_path / "fed")
+    federation.ca_key.unlink()
+    findings = list(examine(federation.path))
+    assert not [finding for finding in findings if finding.level == "fix"]
+    assert any("only `fedsparse deploy renew` needs it" in finding.what for finding in findings)
+    with pytest.raises(ConfigError, match=r"ca.key is missing"):
+        create.renew(federation)
+    assert len(create.add(federation, 1).file.nodes) == 3
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server alone."""
