@@ -4,6 +4,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,23 +13,51 @@ import pytest
 import yaml
 from fleet import Fleet, free_ports
 
+from fedsparse.deploy.checks import connection, first_problem
+from fedsparse.deploy.federation import Federation, Node
+from fedsparse.engine.flower import CLIENT_APP, SERVER_APP
+from fedsparse.scenario import from_toml
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
+TOML = """
+name = "proxied"
+rounds = 2
+[data]
+dataset = "digits"
+num_clients = 1
+[model]
+name = "softmax"
+[train]
+lr = 0.1
+local_steps = 3
+[compression]
+uplink = "topk(density=0.1)"
+"""
 
 
-def test_the_compose_file_opens_one_port_and_mounts_each_nodes_own_folder():
+def test_the_compose_file_opens_one_port_and_mounts_no_key_where_it_is_not_needed():
     services = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text())["services"]
-    assert {name: service.get("ports") for name, service in services.items() if service.get("ports")} == {
-        "server": ["9092:9092"]
-    }
+    ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert ports == {"server": ["9092:9092"]}, "the inner port stays inside"
+    assert services["server"]["volumes"] == [
+        "../../fleet/federation.toml:/fleet/federation.toml:ro",
+        "../../fleet/ca.crt:/fleet/ca.crt:ro",
+        "../../fleet/server:/fleet/server",
+        "../../runs:/runs",
+    ]
     assert [services[name]["volumes"] for name in ("node-0", "node-1")] == [
         ["../../fleet/node-0:/node"],
         ["../../fleet/node-1:/node"],
     ]
-    for service in services.values():
+    for name, service in services.items():
         assert service["restart"] == "unless-stopped"
         assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["read_only"] is True
-        assert service["build"]["target"] in ("node", "server")
+        assert service["init"] is True
+        assert service["mem_limit"]
+        assert service["build"]["target"] == name.partition("-")[0]
+    assert services["server"]["healthcheck"]["test"][0] == "CMD"
 
 
 def test_the_image_pins_its_base_runs_as_a_user_and_holds_no_keys():
@@ -39,9 +68,41 @@ def test_the_image_pins_its_base_runs_as_a_user_and_holds_no_keys():
     users = [words[1] for words in lines if words[0] == "USER"]
     assert users[-1] == "fedsparse"
     assert not any(words[0] == "ADD" for words in lines)
+    commands = " ".join(" ".join(words) for words in lines)
+    assert not re.search(r"curl|wget|https?://(?!download\.pytorch\.org/whl/cpu)", commands)
+    for line in text.replace("\\\n", " ").splitlines():
+        for command in re.findall(r"pip install [^&;]*", line):
+            assert "-c constraints.txt" in command or "-c /src/constraints.txt" in command, command
     copied = {name for words in lines if words[0] == "COPY" for name in words[1:-1]}
     assert all((DEPLOY.parent / name).exists() for name in copied)
     assert not re.search(r"\.key|fleet/", " ".join(copied))
+    ignored = (DEPLOY / "docker/Dockerfile.dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    assert "*" in ignored
+    assert allowed == copied, "the builder sees what the image is made of, and nothing else"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("gateway")
+def test_the_health_check_tells_a_server_from_none_and_the_mounted_files_suffice(tmp_path):
+    """The server as the compose file has it: federation.toml, ca.crt and server/, no other key."""
+    check = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text())["services"]["server"]["healthcheck"]["test"]
+    fleet = Fleet(tmp_path / "fleet", 1)
+    whole = fleet.federation.path
+    few = tmp_path / "mounted"
+    shutil.copytree(whole / "server", few / "server")
+    for name in ("federation.toml", "ca.crt"):
+        shutil.copyfile(whole / name, few / name)
+    code = check[3].replace("/fleet/", f"{few}/").replace(":9092", f":{fleet.federation.file.port}")
+    health = [sys.executable, *check[2:3], code]
+    try:
+        fleet.federation = Federation.open(few)
+        assert subprocess.run(health, capture_output=True, check=False).returncode != 0
+        fleet.start_server()
+        assert subprocess.run(health, capture_output=True, text=True, check=False).stderr == ""
+        assert first_problem(Node.open(whole / "node-0")) is None
+    finally:
+        fleet.stop()
 
 
 @pytest.mark.slow
@@ -60,7 +121,9 @@ def test_the_units_are_what_systemd_expects(name, tmp_path):
     path = DEPLOY / f"systemd/fedsparse-{name}.service"
     text = path.read_text()
     assert "Restart=always" in text
-    assert "NoNewPrivileges=yes" in text
+    for line in ("NoNewPrivileges=yes", "ProtectSystem=strict", "KillMode=mixed", "User=fedsparse"):
+        assert line in text.splitlines()
+    assert re.search(r"^MemoryMax=", text, re.MULTILINE)
     assert f"fedsparse deploy {name} /var/lib/fedsparse/" in text
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
@@ -98,7 +161,22 @@ def test_nginx_lets_nodes_through_and_nobody_else(tmp_path):
             ("/v1/fleet/pull-messages", 403),
         ):
             assert _status(fleet, port, path) == status, path
+        for path in (
+            "/v1/fleet/pull-messages/x",
+            "/v1/fleet/../control/start-run",
+            "/v1/fleet/%2e%2e/control/start-run",
+            "/v1/control/start-run",
+            "/",
+        ):
+            assert _status(fleet, port, path, b"") == 404, path
         assert _status(fleet, port, "/v1/fleet/pull-messages", b"") == 401
+        folder = fleet.federation.node_folder(0)
+        text = (folder / "node.toml").read_text()
+        (folder / "node.toml").write_text(text.replace(f":{fleet.federation.file.port}", f":{port}"))
+        assert [finding.level for finding in connection(Node.open(folder))] == ["ok"] * 6
+        fleet.start_node(0)
+        lines = fleet.run(from_toml(TOML), tmp_path / "run", apps=(SERVER_APP, CLIENT_APP))
+        assert [line["accepted"] for line in lines] == [["0"], ["0"]]
     finally:
         if nginx is not None:
             nginx.terminate()
