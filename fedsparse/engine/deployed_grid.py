@@ -12,6 +12,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.run import Run
 
 log = logging.getLogger(__name__)
@@ -155,14 +156,23 @@ class DeployedGrid(Grid):
 
     def _send(self, messages: list[Message], tries: int) -> dict[str, _Sent]:
         at = time.time()
-        ids = self._grid.push_messages(messages)
+        for left in range(MOST_TRIES - 1, -1, -1):
+            try:
+                ids = self._grid.push_messages(messages)
+                break
+            except ObjectPushError as error:
+                # The SuperLink died after it had stored an object and before it said so, and refuses the second try.
+                # Nodes that have the first message all the same know the update by its id.
+                if not left:
+                    raise
+                log.warning("messages are sent anew: %s", error)
+                messages = [_anew(message) for message in messages]
         return {name: _Sent(message, at, tries) for name, message in zip(ids, messages, strict=True) if name}
 
     def _again(self, sent: _Sent, reason: str) -> dict[str, _Sent]:
         meta = sent.message.metadata
         log.warning("node %d is asked again: %s", meta.dst_node_id, reason)
-        fresh = Message(sent.message.content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
-        return self._send([fresh], sent.tries + 1)
+        return self._send([_anew(sent.message)], sent.tries + 1)
 
     def _restarted(self, waiting: dict[str, _Sent], since: dict[int, float]) -> dict[str, _Sent]:
         """Ask those nodes again that have been activated since they were asked."""
@@ -184,6 +194,12 @@ class DeployedGrid(Grid):
                 gone.remove(each)
                 replies.append(Message(each.error, reply_to=each.sent.message))
         return asked
+
+
+def _anew(message: Message) -> Message:
+    """Return a message of the same content under an id of its own."""
+    meta = message.metadata
+    return Message(message.content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
 
 
 def _seconds(text: str) -> float:
