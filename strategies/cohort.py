@@ -9,10 +9,10 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore.run import Run
 
 from fedsparse.errors import RunError
 from fedsparse.seeding import generator
+from fedsparse.wrapped_grid import WrappedGrid
 
 log = logging.getLogger(__name__)
 
@@ -78,26 +78,12 @@ def choose(clients: Iterable[str], size: int, seed: int, purpose: str, server_ro
     return [pool[i] for i in sorted(picked)]
 
 
-class CohortGrid(Grid):
+class CohortGrid(WrappedGrid):
     """A view of a Grid in which only the cohort exists."""
 
     def __init__(self, grid: Grid, node_ids: list[int]) -> None:
-        self._grid, self._node_ids = grid, node_ids
-
-    def set_run(self, run: Run) -> None:
-        """Pass on."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run of the whole grid."""
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Pass on."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+        super().__init__(grid)
+        self._node_ids = node_ids
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the cohort's node ids."""
@@ -107,18 +93,6 @@ class CohortGrid(Grid):
         """Return the cohort's nodes."""
         chosen = set(self._node_ids)
         return [node for node in self._grid.get_nodes() if node.node_id in chosen]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pass on."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pass on."""
-        return self._grid.pull_messages(message_ids)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Pass on."""
-        return self._grid.send_and_receive(messages, timeout=timeout)
 
 
 _SAMPLING = {

@@ -1,7 +1,6 @@
 """What comes back in a round: the first reply of each client that was asked, in time, and decoded."""
 
 import logging
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from fedsparse.compression import Compressor, decode
 from fedsparse.compression.layout import Layout
 from fedsparse.errors import PayloadError
+from fedsparse.flower_programs import without_colours
 from fedsparse.protocol import KEY, Receipt, from_record, number_metric, only, unpack_arrays
 from strategies.aggregation import Update
 from strategies.cohort import client_order
@@ -146,5 +146,5 @@ def _steps(reply: Message) -> float:
 
 def _last_line(reason: str) -> str:
     """Return what a reason says in the end: Flower's engine gives Ray's whole coloured traceback."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", reason)
+    plain = without_colours(reason)
     return next((line.strip() for line in reversed(plain.splitlines()) if line.strip()), "no reason given")

@@ -83,7 +83,7 @@ def renew(
 
     federation = Federation.open(directory)
     create.renew(federation, days)
-    _, end = keys.validity(federation.certificate)
+    end, _ = keys.expiry(federation.certificate)
     _say(f"the server's certificate is valid until {end:%Y-%m-%d}; start the server again")
 
 

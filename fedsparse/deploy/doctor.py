@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedsparse.deploy import keys
-from fedsparse.deploy.checks import Finding, connection
+from fedsparse.deploy.checks import Finding, Level, connection
 from fedsparse.deploy.federation import FEDERATION, NODE, Federation, Node
 from fedsparse.deploy.versions import installed
 from fedsparse.errors import ConfigError, FedsparseError
@@ -156,13 +156,13 @@ def _server(federation: Federation) -> Iterator[Finding]:
 
 def _certificate(federation: Federation) -> Iterator[Finding]:
     try:
-        _, end = keys.validity(federation.certificate)
+        end, left = keys.expiry(federation.certificate)
     except (OSError, ValueError):
         yield Finding("fix", f"{federation.certificate} cannot be read", f"fedsparse deploy renew {federation.path}")
         return
-    left = (end - datetime.now(UTC)).days
     text, todo = f"certificate: valid until {end:%Y-%m-%d}", f"fedsparse deploy renew {federation.path}"
-    yield Finding("fix", text, todo) if left < 0 else Finding("warn", text, todo) if left < 30 else Finding("ok", text)
+    level: Level = "fix" if left < 0 else "warn" if left < keys.SOON_DAYS else "ok"
+    yield Finding(level, text, todo if level != "ok" else "")
 
 
 def _secret(path: Path) -> Iterator[Finding]:

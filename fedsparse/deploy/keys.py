@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsparse.errors import ConfigError
 
-CA_DAYS, SERVER_DAYS = 3650, 825
+CA_DAYS, SERVER_DAYS, SOON_DAYS = 3650, 825, 30
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -92,10 +92,10 @@ def flower_form(public: ec.EllipticCurvePublicKey) -> bytes:
     return public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
 
 
-def validity(certificate: Path) -> tuple[datetime, datetime]:
-    """Return from when to when a certificate is valid."""
-    found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    return found.not_valid_before_utc, found.not_valid_after_utc
+def expiry(certificate: Path) -> tuple[datetime, int]:
+    """Return when a certificate expires, and the days until then; below 0 they are over."""
+    end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    return end, (end - datetime.now(UTC)).days
 
 
 def general_name(name: str) -> x509.GeneralName:

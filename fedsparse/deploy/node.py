@@ -1,10 +1,7 @@
 """A device: Flower's SuperNode, kept running, with its error memory on the disk and in nobody else's way."""
 
-import os
 import re
 import shutil
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +11,13 @@ from pathlib import Path
 from fedsparse.deploy.checks import Finding, first_problem
 from fedsparse.deploy.federation import Node
 from fedsparse.deploy.fleet import sign_off
-from fedsparse.deploy.server import _program
-from fedsparse.deploy.supervise import Child, Supervisor
+from fedsparse.deploy.supervise import QUICK, Child, Supervisor
 from fedsparse.errors import ConfigError
+from fedsparse.flower_programs import flower_environment, free_port, program
 from fedsparse.run.folder import write_text
 from fedsparse.run.lock import exclusive
 
-CHECK_EVERY_S, TIDY_EVERY_S, TASK_POLL_S = 15.0, 3600.0, 0.2
+CHECK_EVERY_S, TIDY_EVERY_S = 15.0, 3600.0
 # Flower holds a node for connected as long as its last heartbeat promised.
 STILL_CONNECTED = "305"
 FLOWER_ID = "flower-id"
@@ -56,10 +53,10 @@ class NodeRunner:
         check_data(node)
         with exclusive(node.path, f"the node {node.path} runs already: stop it first."):
             command = [
-                *_program("flower-supernode"),
+                program("flower-supernode"),
                 *("--root-certificates", str(node.ca), "--superlink", node.file.server),
                 *("--auth-supernode-private-key", str(node.key), "--node-config", node_config(node)),
-                *("--host", "127.0.0.1", "--port", str(_free_port())),
+                *("--host", "127.0.0.1", "--port", str(free_port())),
             ]
             self.child = Child(
                 "node",
@@ -96,8 +93,7 @@ class NodeRunner:
         if f"Exit Code: {STILL_CONNECTED}" in text:
             self._say(f"the server still counts this node as connected; again in {child.pause_s:.0f} s")
         else:
-            last = next((line for line in reversed(child.tail) if line.strip()), "")
-            self._say(f"flower-supernode ended with code {code} ({last[:200]}); again in {child.pause_s:.0f} s")
+            self._say(f"flower-supernode ended with code {code} ({child.last_words}); again in {child.pause_s:.0f} s")
         self._checked = 0.0
 
     def _tick(self) -> None:
@@ -162,23 +158,13 @@ def check_data(node: Node) -> None:
 
 def environment(node: Node) -> dict[str, str]:
     """Return the environment of the node's processes; it has the mark by which they are found."""
-    threads = str(node.file.limits.threads)
-    path = [str(Path(entry or os.getcwd()).absolute()) for entry in sys.path if os.path.exists(entry or ".")]
-    return {
-        **os.environ,
-        "FEDSPARSE_NODE": mark_of(node),
-        "FLWR_HOME": str(node.path / "flower"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL_S),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONUNBUFFERED": "1",
-        "NO_COLOR": "1",
-        "OMP_NUM_THREADS": threads,
-        "MALLOC_ARENA_MAX": "2",
-    }
+    return flower_environment(
+        node.path / "flower",
+        FEDSPARSE_NODE=mark_of(node),
+        OMP_NUM_THREADS=str(node.file.limits.threads),
+        MALLOC_ARENA_MAX="2",
+        **QUICK,
+    )
 
 
 def mark_of(node: Node) -> str:
@@ -197,13 +183,6 @@ def forget_old_runs(node: Node) -> None:
 
 def _last_change(folder: Path) -> float:
     return max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _toml(value: str | int | bool) -> str:

@@ -1,8 +1,6 @@
 """The server of a federation: Flower's SuperLink for this machine alone, its executor, and the gateway for nodes."""
 
 import logging
-import os
-import shutil
 import socket
 import sys
 import time
@@ -10,21 +8,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
-from pathlib import Path
 
 import tomli_w
 
 from fedsparse.deploy import keys
 from fedsparse.deploy.control import Control
 from fedsparse.deploy.federation import Federation
-from fedsparse.deploy.supervise import Child, Supervisor
+from fedsparse.deploy.supervise import QUICK, Child, Supervisor
 from fedsparse.errors import ConfigError, RunError
+from fedsparse.flower_programs import flower_environment, program
 from fedsparse.run.folder import write_text
 from fedsparse.run.lock import exclusive
 
 CONNECTION = "federation"
-HEALTHY_S, TASK_POLL_S = 60.0, 0.2
+HEALTHY_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +42,13 @@ class Server:
         logs, environment = federation.server / "logs", server_environment(federation)
         ca = str(federation.ca)
         superlink = [
-            *_program("flower-superlink"),
+            program("flower-superlink"),
             *("--ssl-ca-certfile", ca, "--ssl-certfile", str(federation.certificate)),
             *("--ssl-keyfile", str(federation.key), "--enable-supernode-auth", "--isolation", "process"),
             *("--database", str(federation.server / "state.db"), "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(federation.file.inner_port)),
         ]
-        executor = [*_program("flower-superexec"), "--root-certificates", ca]
+        executor = [program("flower-superexec"), "--root-certificates", ca]
         executor += ["--runtime-api-address", federation.inner]
         gateway = [sys.executable, "-m", "fedsparse.deploy.gateway", str(federation.path)]
         self.superlink = Child("superlink", superlink, environment, logs / "superlink.log")
@@ -100,26 +97,12 @@ class Server:
             self._say(f"logs are in {self._federation.server / 'logs'}; stop with Ctrl-C")
 
     def _ended(self, child: Child, code: int) -> None:
-        last = next((line for line in reversed(child.tail) if line.strip()), "")
-        self._say(f"{child.name} ended with code {code} ({last[:200]}); again in {child.pause_s:.0f} s")
+        self._say(f"{child.name} ended with code {code} ({child.last_words}); again in {child.pause_s:.0f} s")
 
 
 def server_environment(federation: Federation) -> dict[str, str]:
     """Return the environment of the server's processes; it has the mark by which they are found."""
-    path = [str(Path(entry or os.getcwd()).absolute()) for entry in sys.path if os.path.exists(entry or ".")]
-    return {
-        **os.environ,
-        "FEDSPARSE_FEDERATION": mark_of(federation),
-        "FLWR_HOME": str(federation.server / "flower"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL_S),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONUNBUFFERED": "1",
-        "NO_COLOR": "1",
-    }
+    return flower_environment(federation.server / "flower", FEDSPARSE_FEDERATION=mark_of(federation), **QUICK)
 
 
 def mark_of(federation: Federation) -> str:
@@ -154,14 +137,13 @@ def check_certificate(federation: Federation) -> None:
     for file in (federation.ca, federation.certificate, federation.key):
         if not file.is_file():
             raise ConfigError(f"{file} is missing: `fedsparse deploy renew {federation.path}` makes a certificate.")
-    _, end = keys.validity(federation.certificate)
-    left = (end - datetime.now(UTC)).days
+    end, left = keys.expiry(federation.certificate)
     if left < 0:
         raise ConfigError(
             f"the server's certificate expired on {end:%Y-%m-%d}: renew it with `fedsparse deploy renew "
             f"{federation.path}`, and nodes will connect again by themselves."
         )
-    if left < 30:
+    if left < keys.SOON_DAYS:
         log.warning("the server's certificate expires in %d days: fedsparse deploy renew %s", left, federation.path)
 
 
@@ -187,10 +169,3 @@ def _write_connection(federation: Federation) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     connection = {"address": federation.inner, "root-certificates": str(federation.ca)}
     write_text(folder / "config.toml", tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}))
-
-
-def _program(name: str) -> list[str]:
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
-        raise RunError(f"the program {name!r} of the package flwr is not installed next to {sys.executable}.")
-    return [found]

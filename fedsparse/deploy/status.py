@@ -10,7 +10,7 @@ from fedsparse.deploy.control import Control
 from fedsparse.deploy.federation import Federation
 from fedsparse.deploy.gateway import read_traffic
 from fedsparse.errors import RunError
-from fedsparse.run.folder import ROUNDS, read_rounds
+from fedsparse.run.folder import ROUNDS, read_rounds, write_text
 
 LATEST = "latest-run.json"
 
@@ -81,8 +81,6 @@ def status(federation: Federation) -> Status:
 
 def remember(federation: Federation, out: Path) -> None:
     """Note which folder the latest run writes."""
-    from fedsparse.run.folder import write_text
-
     write_text(federation.server / LATEST, json.dumps({"out": str(out.absolute())}))
 
 

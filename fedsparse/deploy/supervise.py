@@ -3,7 +3,6 @@
 import ctypes
 import logging
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -13,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from fedsparse.flower_programs import without_colours
 from fedsparse.processes import stop_all
 
 LOG_BYTES, LOG_FILES = 1_000_000, 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 1.0, 30.0, 60.0
 _PR_SET_PDEATHSIG = 1
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Flower's executors look for work every second.
+QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 
 Listener = Callable[[str], None]
 
@@ -119,6 +120,11 @@ class Child:
         return code
 
     @property
+    def last_words(self) -> str:
+        """The last line that it wrote, or as much of it as one reads."""
+        return next((line for line in reversed(self.tail) if line.strip()), "")[:200]
+
+    @property
     def pause_s(self) -> float:
         """Seconds until it is started again."""
         return max(0.0, self._next - time.monotonic())
@@ -127,7 +133,7 @@ class Child:
         assert process.stdout is not None
         with process.stdout:
             for raw in process.stdout:
-                line = _COLOURS.sub("", raw).rstrip()
+                line = without_colours(raw).rstrip()
                 self.tail.append(line)
                 self._log.info("%s", line)
                 if self.on_line is not None:

@@ -10,10 +10,10 @@ from threading import Thread
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.run import Run
+
+from fedsparse.wrapped_grid import WrappedGrid
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class _Puller:
             self._found.put((message_ids, error))
 
 
-class DeployedGrid(Grid):
+class DeployedGrid(WrappedGrid):
     """Flower's own Grid, with a `send_and_receive` for devices that come and go.
 
     Flower asks for replies every three seconds, and hands a message to a device once: a device that is started again
@@ -85,38 +85,6 @@ class DeployedGrid(Grid):
     grid : Grid
         Flower's.
     """
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    def set_run(self, run: Run) -> None:
-        """Pass on."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """Pass on."""
-        return self._grid.run
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        """Pass on."""
-        return self._grid.create_message(*args, **kwargs)  # type: ignore[arg-type]
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Pass on."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Pass on."""
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pass on."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pass on."""
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their replies, each the first that comes.

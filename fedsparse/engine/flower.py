@@ -1,12 +1,7 @@
 """Run a scenario on Flower's own Simulation Engine: `flwr run`, with a SuperLink of its own that goes away again."""
 
 import json
-import os
-import re
-import shutil
-import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from fedsparse.errors import ConfigError, RunError
+from fedsparse.flower_programs import flower_environment, free_port, program, without_colours
 from fedsparse.processes import stop_all
 
 from ._quiet import QUIET
@@ -26,7 +22,6 @@ from .resources import check_resources
 
 SERVER_APP, CLIENT_APP = "fedsparse.flower_app:server_app", "clients.client_app:app"
 HEALTHY_S = 60.0
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 TAIL = 40  # lines of the log that an error shows
 
 
@@ -127,23 +122,13 @@ def write_app(folder: Path, config: Mapping[str, Any], server_app: str, client_a
 
 def _environment(folder: Path) -> dict[str, str]:
     """Return the environment of all processes; each value with `folder` in it also marks them as ours."""
-    path = [str(Path(entry or os.getcwd()).absolute()) for entry in sys.path if os.path.exists(entry or ".")]
-    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     return {
         **QUIET,
-        **os.environ,
-        "FLWR_HOME": str(folder / "home"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
+        **flower_environment(folder / "home"),
         "RAY_ADDRESS": "local",
         # Its ports have no login; on this machine alone they need none.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_TMPDIR": str(folder),
-        "PYTHONPATH": os.pathsep.join(path),
-        "PATH": os.pathsep.join(programs),
-        "PYTHONUNBUFFERED": "1",
-        "NO_COLOR": "1",
         "COLUMNS": "200",
     }
 
@@ -151,7 +136,7 @@ def _environment(folder: Path) -> dict[str, str]:
 def _start_superlink(folder: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     log = folder / "superlink.log"
     for _ in range(3):
-        port = _free_port()
+        port = free_port()
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
         with log.open("wb") as stream:
@@ -187,7 +172,7 @@ def _follow(
         assert process.stdout is not None
         try:
             for raw in process.stdout:
-                line = ANSI.sub("", raw.decode(errors="replace")).rstrip()
+                line = without_colours(raw.decode(errors="replace")).rstrip()
                 lines.append(line)
                 if on_line is not None:
                     on_line(line)
@@ -218,24 +203,14 @@ def _status(folder: Path, environment: Mapping[str, str]) -> tuple[str | None, s
 def _spawn(
     command: list[str], folder: Path, environment: Mapping[str, str], **streams: Any
 ) -> "subprocess.Popen[bytes]":
-    program = shutil.which(command[0], path=environment["PATH"])
-    if program is None:
-        raise RunError(f"the program {command[0]!r} of the package flwr is not installed next to {sys.executable}.")
     return subprocess.Popen(
-        [program, *command[1:]],
+        [program(command[0]), *command[1:]],
         cwd=folder / "cwd",
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         **streams,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(lines: Any) -> str:

@@ -84,8 +84,8 @@ def run_on_deployment(
             raise
         if ended == COMPLETED:
             return follower.result()
-        before, checkpoint = checkpoint, _goes_on(out, folder, ended, checkpoint)
-        if checkpoint is None or checkpoint is before:
+        checkpoint = _goes_on(out, folder, ended, checkpoint)
+        if checkpoint is None:
             error = RunError(f"the run on the federation {ended}: {details}{_log_tail(federation, run_id)}")
             raise RunError(follower.conclude("failed", error).error) from error
         log.warning("the ServerApp was lost (%s): it goes on after round %d", details, checkpoint.server_round)
@@ -137,16 +137,7 @@ def _submit(
     }
     with tempfile.TemporaryDirectory(prefix="fedsparse-app-") as app:
         write_app(Path(app), config, *apps)
-        process = subprocess.run(
-            ["flwr", "run", app, CONNECTION, "--format", "json"],
-            env=server_environment(federation) | {"FEDSPARSE_FEDERATION": ""},
-            cwd=app,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        process = _flwr(federation, "run", app, CONNECTION, "--format", "json", cwd=app, stderr=subprocess.STDOUT)
     text = process.stdout
     with suppress(ValueError, KeyError):
         return int(json.loads(text[text.index("{") : text.rindex("}") + 1])["run-id"])
@@ -178,18 +169,18 @@ def _follow(control: Control, run_id: int, follower: Follower) -> tuple[str, str
         time.sleep(FOLLOW_EVERY_S)
 
 
+def _flwr(federation: Federation, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a command of Flower's against the federation's SuperLink; it is none of the server's own processes."""
+    environment = server_environment(federation) | {"FEDSPARSE_FEDERATION": ""}
+    command = ["flwr", *arguments]
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False, **options
+    )
+
+
 def _log_tail(federation: Federation, run_id: int) -> str:
     try:
-        process = subprocess.run(
-            ["flwr", "log", str(run_id), CONNECTION, "--show"],
-            env=server_environment(federation) | {"FEDSPARSE_FEDERATION": ""},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        process = _flwr(federation, "log", str(run_id), CONNECTION, "--show", stderr=subprocess.DEVNULL, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     lines = [line for line in process.stdout.splitlines() if line.strip()]
@@ -202,7 +193,7 @@ def check_federation(scenario: Scenario) -> None:
     Raises
     ------
     ConfigError
-        No federation named, one that is not there, or settings that only a simulation has.
+        No federation named, one that is not there, or one with too few nodes.
     """
     if scenario.engine.federation is None:
         raise ConfigError(
@@ -210,8 +201,6 @@ def check_federation(scenario: Scenario) -> None:
             "deploy init DIR --host NAME`)."
         )
     federation = Federation.open(Path(scenario.engine.federation))
-    if scenario.devices.mix is not None:
-        raise ConfigError("devices.mix describes simulated devices; on a federation they are real: leave it out.")
     if (there := len(federation.file.nodes)) < scenario.data.num_clients:
         raise ConfigError(
             f"data.num_clients = {scenario.data.num_clients}, but the federation {federation.file.name!r} has {there} "
