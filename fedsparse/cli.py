@@ -72,9 +72,9 @@ def run(
 
     from fedsparse.compare import read
     from fedsparse.console import Watch, show_table
-    from fedsparse.console import out as console
     from fedsparse.report import build
     from fedsparse.run import run_scenario
+    from fedsparse.terminal import out as console
 
     console.print(_describe(chosen), markup=False)
     if found.variant and variant is None:
@@ -119,8 +119,8 @@ def compare(
     from fedsparse.compare import compare_scenario
     from fedsparse.compare.parallel import check_jobs
     from fedsparse.console import Watch, show_table
-    from fedsparse.console import out as console
     from fedsparse.report import build
+    from fedsparse.terminal import out as console
 
     check_jobs(jobs, variants.values())
     runs = len(variants) * len(chosen)
@@ -182,9 +182,9 @@ def list_(what: Annotated[str | None, typer.Argument(metavar="[WHAT]")] = None) 
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     """Write the report of a run or a comparison again, from the files in DIR."""
     from fedsparse.compare import read
-    from fedsparse.console import out as console
     from fedsparse.console import show_table
     from fedsparse.report import build
+    from fedsparse.terminal import out as console
 
     show_table(read(folder))
     console.print(f"report   {build(folder)}", markup=False)
@@ -233,7 +233,7 @@ def _describe(scenario: "object") -> str:
 
 
 def _stopped(folder: Path, more: str = "") -> None:
-    from fedsparse.console import err
+    from fedsparse.terminal import err
 
     if (folder / "summary.json").is_file():
         err.print(f"stopped; what was done so far is in {folder}.{more}", markup=False)
@@ -260,14 +260,12 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if (extra := _EXTRAS.get((error.name or "").partition(".")[0])) is None:
             raise
-        deploy.err.print("error:", style="bold red", end=" ")
-        text = (
-            f"this needs {error.name}, which a device's installation does not have: pip install 'fedsparse[{extra}]'."
-        )
-        deploy.err.print(text, markup=False)
+        from fedsparse.terminal import fail
+
+        fail(f"this needs {error.name}, which a device's installation does not have: pip install 'fedsparse[{extra}]'.")
         return 2
     except FedsparseError as error:
-        from fedsparse.console import fail
+        from fedsparse.terminal import fail
 
         fail(str(error))
         return 2 if isinstance(error, ConfigError | DataError) else 1

@@ -11,17 +11,9 @@ from fedsparse.compare.conduct import RunBegins, RunEnds
 from fedsparse.compare.results import Comparison
 from fedsparse.compare.table import digits, duration
 from fedsparse.run import RoundDone, Started
+from fedsparse.terminal import out
 
 PLAIN_EVERY_S = 15.0
-
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def fail(text: str) -> None:
-    """Show an error that the user can act on."""
-    err.print("error:", style="bold red", end=" ")
-    err.print(text, markup=False)
 
 
 class Watch:

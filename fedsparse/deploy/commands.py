@@ -4,16 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedsparse.errors import ConfigError
 
 app = typer.Typer(
     name="deploy", help="Real devices: make a federation, run its server and its nodes.", no_args_is_help=True
 )
-
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 FederationArgument = Annotated[Path, typer.Argument(metavar="DIR")]
 
@@ -108,10 +104,12 @@ def node(directory: Annotated[Path, typer.Argument(metavar="NODE_DIR")]) -> None
 @app.command()
 def status(directory: FederationArgument) -> None:
     """Show the nodes of the federation in DIR: who is there, what they sent, what was accepted."""
+    from rich.console import Console
     from rich.table import Table
 
     from fedsparse.deploy.federation import Federation
     from fedsparse.deploy.status import status as collect
+    from fedsparse.terminal import out
 
     federation = Federation.open(directory)
     found = collect(federation)
@@ -156,6 +154,7 @@ def doctor(
     DIR is a federation's or a node's folder; with it, keys, certificates and the way to the server are looked at too.
     """
     from fedsparse.deploy.doctor import examine
+    from fedsparse.terminal import out
 
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"{directory} is no folder.")
@@ -172,6 +171,8 @@ def doctor(
 
 
 def _say(text: str) -> None:
+    from fedsparse.terminal import out
+
     out.print(text, markup=False)
 
 

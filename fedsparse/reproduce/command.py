@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsparse.compare.conduct import Listener
-from fedsparse.console import Watch, out, show_listing
+from fedsparse.console import Watch, show_listing
 from fedsparse.reproduce.claims import Outcome, Part
 from fedsparse.reproduce.conduct import Reproduction, reproduce
 from fedsparse.reproduce.page import counts, write_page
 from fedsparse.reproduce.papers import PAPERS, find_paper
 from fedsparse.scenario import Scenario, expand
+from fedsparse.terminal import out
 
 _COLOURS = {Outcome.HOLDS: "green", Outcome.FAILS: "red"}
 
