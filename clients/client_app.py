@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from clients.flat import FlatModel
-from clients.job import Job, parse_job
+from clients.job import Job, TrainSettings, parse_job
 from clients.mod import CompressionMod
+from clients.together import Trained, Trainee, can_train_together, train_together
 from clients.training import evaluate, torch_threads, train
 from fedsparse.data import Dataset, load_dataset, partition
 from fedsparse.data.local import load_local
@@ -110,41 +111,89 @@ def _open(message: Message, context: Context) -> _Client:
     data, part = _examples(job, number, context)
     device = pick_device(job.device)
     flat = _model(job.model, data.input_shape, data.num_classes, job.seed, str(device))
-    flat.load(views(only(message.content.array_records, "ArrayRecord")))
     return _Client(job, number, data, part, flat, config)
+
+
+def _load(message: Message, flat: FlatModel) -> None:
+    flat.load(views(only(message.content.array_records, "ArrayRecord")))
+
+
+def _settings(message: Message, client: _Client) -> TrainSettings:
+    settings = client.job.train
+    if "proximal-mu" in client.config:  # FedProx tells its clients
+        settings = replace(settings, proximal_mu=_number(client.config, "proximal-mu"))
+    if (work := message.content.config_records.get(WORK_KEY)) is not None:
+        settings = replace(settings, max_steps=int(_number(work, MAX_STEPS)))
+    return settings
 
 
 def _train(message: Message, context: Context) -> Message:
     client = _open(message, context)
     job, data, flat = client.job, client.data, client.flat
-    server_round = int(_number(client.config, "server-round"))
-    settings = job.train
-    if "proximal-mu" in client.config:  # FedProx tells its clients
-        settings = replace(settings, proximal_mu=_number(client.config, "proximal-mu"))
-    if (work := message.content.config_records.get(WORK_KEY)) is not None:
-        settings = replace(settings, max_steps=int(_number(work, MAX_STEPS)))
-    with torch_threads(_threads(job, context)):
-        result = train(
-            flat,
-            data.x_train,
-            data.y_train,
-            client.part,
-            settings,
-            scale=data.scale,
-            seed=job.seed,
-            server_round=server_round,
-            client=client.number,
-        )
+    trained = _AHEAD.pop(message.metadata.message_id, None)
+    if trained is None:
+        _load(message, flat)
+        with torch_threads(_threads(job, context)):
+            result = train(
+                flat,
+                data.x_train,
+                data.y_train,
+                client.part,
+                _settings(message, client),
+                scale=data.scale,
+                seed=job.seed,
+                server_round=int(_number(client.config, "server-round")),
+                client=client.number,
+            )
+        trained = Trained(flat.arrays(), result)
+    result = trained.result
     metrics: dict[str, Any] = {"num-examples": int(client.part.size), "train-loss": result.loss or 0.0}
     metrics["local-steps"] = result.steps
-    content = RecordDict({"arrays": ArrayRecord({name: to_array(array) for name, array in flat.arrays().items()})})
+    content = RecordDict({"arrays": ArrayRecord({name: to_array(array) for name, array in trained.arrays.items()})})
     content["metrics"] = MetricRecord(metrics)
     return Message(content, reply_to=message)
+
+
+_AHEAD: dict[str, Trained] = {}  # by message id: what clients learnt together, until each one's turn comes
+
+
+def train_ahead(turns: Sequence[tuple[Message, Context]]) -> None:
+    """Train those clients together who can, before each of them is asked; see `clients.together`.
+
+    Engines call it with the messages that a process answers next. It changes nothing but the time: whoever is not
+    trained here, for whatever reason, trains when asked.
+    """
+    _AHEAD.clear()
+    alike: dict[Any, list[tuple[Message, _Client, Trainee]]] = {}
+    for message, context in turns:
+        if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+            continue
+        client = _open(message, context)
+        settings = _settings(message, client)
+        server_round, threads = int(_number(client.config, "server-round")), _threads(client.job, context)
+        arrays = views(only(message.content.array_records, "ArrayRecord"))
+        places = tuple((name, array.ctypes.data, array.shape, array.dtype.str) for name, array in arrays.items())
+        key = (client.job, replace(settings, max_steps=None), server_round, threads, id(client.data), places)
+        trainee = Trainee(client.number, client.part, settings)
+        alike.setdefault(key, []).append((message, client, trainee))
+    for (job, settings, server_round, threads, *_), group in alike.items():
+        message, client, _ = group[0]
+        with torch_threads(threads):
+            if len(group) < 2 or not can_train_together(client.flat, settings):
+                continue
+            _load(message, client.flat)
+            data, trainees = client.data, [trainee for *_, trainee in group]
+            rows = {"scale": data.scale, "seed": job.seed, "server_round": server_round}
+            trained = train_together(client.flat, data.x_train, data.y_train, trainees, **rows)
+        for message, _, trainee in group:
+            if trainee.client in trained:
+                _AHEAD[message.metadata.message_id] = trained[trainee.client]
 
 
 def _evaluate(message: Message, context: Context) -> Message:
     client = _open(message, context)
     data, flat = client.data, client.flat
+    _load(message, flat)
     with torch_threads(_threads(client.job, context)):
         loss, accuracy = evaluate(flat.model, data.x_train, data.y_train, data.scale, flat.device, client.part)
     metrics = MetricRecord({"num-examples": int(client.part.size), "loss": loss, "accuracy": accuracy})
@@ -164,9 +213,15 @@ def _number(config: ConfigRecord, key: str) -> float:
     return float(value)
 
 
-def make_app(mods: Sequence[Mod] | None = None) -> ClientApp:
+class LocalTraining(ClientApp):
+    """A ClientApp whose clients can train together where an engine asks for that."""
+
+    train_ahead = staticmethod(train_ahead)
+
+
+def make_app(mods: Sequence[Mod] | None = None) -> LocalTraining:
     """Return the ClientApp; `mods` default to a `CompressionMod` with its own defaults."""
-    made = ClientApp(mods=list(mods) if mods is not None else [CompressionMod()])
+    made = LocalTraining(mods=list(mods) if mods is not None else [CompressionMod()])
     made.train()(_train)
     made.evaluate()(_evaluate)
     made.query()(_query)

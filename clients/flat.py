@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from clients.dense import DenseModel
+from clients.dense import DenseModels, DenseShape
 from fedsparse.errors import PayloadError
 from fedsparse.models.arrays import HALF, copy_into, load_arrays, to_numpy, travelling
 
@@ -67,7 +67,12 @@ class FlatModel:
                 by_dtype.setdefault(parameter.dtype, []).append((name, parameter))
         convolutions = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv2d)}
         self.groups = [self._move(dtype, named, convolutions) for dtype, named in by_dtype.items()]
-        self.dense = DenseModel.of(model)
+        self.dense_shape = DenseShape.of(model)
+        self.dense: DenseModels | None = None  # where there is a shape: this one model
+        self.same_bits: dict[tuple[int, ...], bool] = {}  # see clients.together: by numbers of clients and of examples
+        if self.dense_shape is not None:
+            (group,) = self.groups
+            self.dense = DenseModels(self.dense_shape, group.values.unsqueeze(0), group.grads.unsqueeze(0))
 
     def _move(self, dtype: torch.dtype, named: list[tuple[str, nn.Parameter]], convolutions: set[int]) -> Group:
         size = sum(parameter.numel() for _, parameter in named)

@@ -47,7 +47,7 @@ def batches(n: int, settings: TrainSettings, rng: np.random.Generator) -> Iterat
             left -= 1
 
 
-def _loaded(
+def loaded(
     flat: FlatModel, x: NDArray[Any], y: NDArray[np.int64], scale: float, chosen: Iterator[NDArray[np.int64]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of rows as inputs and targets; several are read, converted and brought to the device at once."""
@@ -95,45 +95,43 @@ def train(
     start = [group.values.clone() for group in flat.groups] if settings.proximal_mu else []
     velocity = [torch.zeros_like(group.values) for group in flat.groups] if settings.momentum else []
     losses: list[Tensor] = []
-    sizes: list[int] = []
     rates: list[float] = []
     flat.model.train()
     rng = generator(seed, "batches", server_round, client)
     with _torch_seeded(int_seed(seed, "torch", server_round, client), flat.device):
         chosen = (part[batch] for batch in batches(part.size, settings, rng))
-        for step, (inputs, targets) in enumerate(_loaded(flat, x, y, scale, chosen)):
-            loss = backward(flat, inputs, targets)
+        for step, (inputs, targets) in enumerate(loaded(flat, x, y, scale, chosen)):
+            losses.append(backward(flat, inputs, targets))
             rate = settings.lr * schedule.multiplier(server_round, settings.rounds, step, total_steps)
             sgd_step(flat.groups, velocity, start, settings, rate)
             flat.publish()
-            losses.append(loss)
-            sizes.append(len(targets))
             rates.append(rate)
     if not losses:
         return TrainResult(None, 0)
     # Looked at only here: a GPU would wait for each look.
-    values = torch.stack(losses).double().cpu().numpy()
+    values = torch.cat(losses).double().cpu().numpy()
     bad = np.flatnonzero(~np.isfinite(values))
-    if bad.size or not all(_is_finite(group.values) for group in flat.groups):
-        step = int(bad[0]) if bad.size else len(values) - 1
-        what = f"the loss is {values[step]}" if bad.size else "a parameter is no longer finite"
+    if bad.size or not all(is_finite(group.values) for group in flat.groups):
+        ends = np.cumsum([len(loss) for loss in losses])
+        step = int(np.searchsorted(ends, bad[0], side="right")) if bad.size else len(losses) - 1
+        what = f"the loss is {values[bad[0]]}" if bad.size else "a parameter is no longer finite"
         raise RunError(
             f"client {client}, round {server_round}, step {step + 1}: {what}. Training has diverged: lower train.lr "
             f"(here {rates[step]:g}) or set train.clip_norm."
         )
-    return TrainResult(float(np.average(values, weights=sizes)), len(values))
+    return TrainResult(float(values.mean()), len(losses))
 
 
 def backward(flat: FlatModel, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of a batch, and overwrite the model's gradients by its own."""
+    """Return the cross-entropy of each example, or their mean for each; overwrite the gradients by the mean's."""
     if flat.dense is not None:
-        return flat.dense.backward(inputs, targets)
+        return flat.dense.backward(inputs.flatten(1).unsqueeze(0), targets.unsqueeze(0)).squeeze(0)
     for group in flat.groups:
         group.grads.zero_()
     with _single_example_norms(flat, len(targets)):
         loss = _loss(flat.model(inputs), targets)
     loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
+    return loss.detach().expand(len(targets))
 
 
 def sgd_step(
@@ -156,7 +154,7 @@ def sgd_step(
         group.values.sub_(grad, alpha=rate)
 
 
-def _is_finite(values: Tensor) -> bool:
+def is_finite(values: Tensor) -> bool:
     """Whether all are: least and greatest are NaN where one is, and take a tenth of the time of torch.isfinite."""
     return values.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 

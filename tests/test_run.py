@@ -384,6 +384,20 @@ def test_all_engines_give_the_same_bits(tmp_path: Path, overrides: tuple[str, ..
         assert json.loads((tmp_path / name / "summary.json").read_text())["status"] == "completed"
 
 
+def test_clients_train_together_and_learn_the_same_as_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is asked to train alone; and when everybody is, nothing but the time changes."""
+    scenario = tiny("model.name=mlp(hidden=16)")
+    with monkeypatch.context() as patched:
+        patched.setattr("clients.client_app.train", None)
+        run_scenario(scenario, tmp_path / "together")
+    monkeypatch.setattr("clients.client_app.LocalTraining.train_ahead", staticmethod(lambda turns: None))
+    run_scenario(scenario, tmp_path / "alone")
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("together", "alone")]
+    assert models[0] == models[1]
+    losses = [[line["train_loss"] for line in lines_of(tmp_path / name)] for name in ("together", "alone")]
+    assert losses[0] == losses[1]
+
+
 def own_workers() -> list[int]:
     """Return the Ray workers that descend from this process: other tests may have some too."""
     found = []

@@ -1,6 +1,7 @@
 """The engine for tests and debugging: clients run one after the other, in this process."""
 
 import time
+from collections import deque
 from typing import Any
 
 from flwr.app import Message
@@ -8,8 +9,10 @@ from flwr.app import Message
 from ._flwr import EXPIRED, error_reply, message_fields, reply
 from .apps import load_client_app
 from .base import BaseGrid, expired
-from .runner import Job, Runner
+from .runner import Job, Runner, Turn
 from .transport import lease_arrays, pack, unpack
+
+BATCH = 16  # messages that the app may see together
 
 
 class InlineGrid(BaseGrid):
@@ -39,25 +42,42 @@ class InlineGrid(BaseGrid):
         return [self._replies.pop(message_id) for message_id in ids if message_id in self._replies]
 
     def _wait(self, ids: list[str], deadline: float | None) -> None:
-        for message_id in ids:
-            if deadline is not None and time.monotonic() >= deadline:
-                self._forget(ids)
-                return
-            if message_id in self._waiting:
-                answer = self._run_client(*self._waiting.pop(message_id))
+        waiting = deque(message_id for message_id in ids if message_id in self._waiting)
+        while waiting:
+            batch = self._take(waiting)
+            turns = self._runner.open([job for _, _, job in batch])
+            for (message_id, message, _), turn in zip(batch, turns, strict=True):
+                if deadline is not None and time.monotonic() >= deadline:
+                    self._forget(ids)
+                    return
+                answer = self._answer(message, turn)
                 if deadline is None or time.monotonic() < deadline:
                     self._replies[message_id] = answer
+
+    def _take(self, waiting: deque[str]) -> list[tuple[str, Message, Job]]:
+        """Take the next messages, never two of one client: the second one needs the state that the first one leaves."""
+        batch: list[tuple[str, Message, Job]] = []
+        clients = set[int]()
+        while waiting and len(batch) < BATCH:
+            message, packed = self._waiting[waiting[0]]
+            client = self._client_of(message)
+            if client in clients:
+                break
+            clients.add(client)
+            message_id = waiting.popleft()
+            del self._waiting[message_id]
+            batch.append((message_id, message, Job(client, message_fields(message), packed, self.states.get(client))))
+        return batch
 
     def _forget(self, ids: list[str]) -> None:
         for message_id in ids:
             self._waiting.pop(message_id, None)
 
-    def _run_client(self, message: Message, packed: list[tuple[str, str, Any]]) -> Message:
+    def _answer(self, message: Message, turn: Turn) -> Message:
         if expired(message):
             return error_reply(message, EXPIRED, "the message's time to live was over before the client could answer")
-        client = self._client_of(message)
-        outcome = self._runner.run(Job(client, message_fields(message), packed, self.states.get(client)))
-        self._keep_state(client, outcome.state)
+        outcome = self._runner.answer(turn)
+        self._keep_state(turn.job.client, outcome.state)
         if expired(message):
             return error_reply(message, EXPIRED, "the client answered after the message's time to live")
         if outcome.content is None:

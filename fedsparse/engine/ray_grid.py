@@ -24,6 +24,7 @@ from .transport import Packed, copy_arrays, pack, packed_bytes, unpack
 log = logging.getLogger("fedsparse.engine")
 
 BATCH_S = 0.02  # seconds of work that a batch aims at
+TOGETHER_S, TOGETHER = 0.1, 4  # the same for apps that train a batch's clients together, and how many they should be
 GRACE_S = 5.0  # how long a client may go on after nobody waits for it any more
 MORE_ROOM = 2  # further tries of a client that ran out of memory: each time half as many run beside it
 ZERO_COPY = 256 * 2**20  # bytes of replies per push that may stay in the object store; more are copied out of it
@@ -105,7 +106,8 @@ class RayGrid(BaseGrid):
         )
         try:
             count = workers_that_fit(num_cpus, num_gpus, num_workers, num_clients)
-            loading.finish()
+            if loading.finish():
+                self._queue = TaskQueue(max_batch, TOGETHER_S, TOGETHER)
             settings = (client_app, num_clients, self.run_config, self.node_config)
             self._pool = WorkerPool(
                 count,
@@ -310,21 +312,22 @@ class _Loading(threading.Thread):
 
     def __init__(self, client_app: Any) -> None:
         super().__init__(daemon=True)
-        self._client_app = client_app if isinstance(client_app, str) else None
+        self._client_app, self._loaded = client_app, client_app
         self._failed = False
         self.start()
 
     def run(self) -> None:
         """Import the module."""
-        if self._client_app is not None:
+        if isinstance(self._client_app, str):
             try:
-                load_client_app(self._client_app)
+                self._loaded = load_client_app(self._client_app)
             except Exception:
                 self._failed = True
 
-    def finish(self) -> None:
-        """Wait for the import; raise what is wrong with it."""
+    def finish(self) -> bool:
+        """Wait for the import; raise what is wrong with it. Return whether the app trains clients together."""
         self.join()
         if self._failed:
             # Once more, in the main thread: some modules import only there, and its error is the one to show.
-            load_client_app(self._client_app)
+            self._loaded = load_client_app(self._client_app)
+        return hasattr(self._loaded, "train_ahead")

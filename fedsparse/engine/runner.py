@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flwr.app import Context, Message, RecordDict
@@ -54,6 +54,14 @@ class Outcome(NamedTuple):
     state: bytes | None
 
 
+class Turn(NamedTuple):
+    """A `Job`, ready to be answered: what the app is given, or why it cannot be."""
+
+    job: Job
+    given: tuple[Message, Context] | None
+    failed: Outcome | None = None
+
+
 def out_of_memory(outcome: Outcome) -> bool:
     """Whether a client found no memory: it may find some when fewer run beside it."""
     return outcome.code == APP_RAISED and outcome.reason.startswith(tuple(f"{name}:" for name in _MEMORY_ERRORS))
@@ -79,11 +87,39 @@ class Runner:
         self.app, self.num_clients = app, num_clients
         self.run_config, self.node_config = run_config, node_config
 
-    def run(self, job: Job, shared: Any = None) -> Outcome:
-        """Answer one message; `shared` finds the arrays that are not in it (see `transport.unpack`)."""
+    def run(self, jobs: Sequence[Job], shared: Any = None) -> list[Outcome]:
+        """Answer messages; `shared` finds the arrays that are not in them (see `transport.unpack`)."""
+        return [self.answer(turn) for turn in self.open(jobs, shared)]
+
+    def open(self, jobs: Sequence[Job], shared: Any = None) -> list[Turn]:
+        """Unpack messages that are going to be answered one after the other.
+
+        An app may have a method ``train_ahead``: it is shown all of them, each with its Context, to do at once what is
+        done faster at once.
+        """
+        turns = [self._open(job, shared) for job in jobs]
+        ahead = getattr(self.app, "train_ahead", None)
+        if ahead is not None and len(turns) > 1:
+            try:
+                ahead([turn.given for turn in turns if turn.given is not None])
+            except Exception:  # each client's own turn shows what is wrong, and with whom
+                log.debug("training ahead failed", exc_info=True)
+        return turns
+
+    def _open(self, job: Job, shared: Any) -> Turn:
         try:
             message = rebuild_message(job.fields, unpack(job.content, shared))
-            context = self._context(job, message)
+            return Turn(job, (message, self._context(job, message)))
+        except Exception as error:
+            return Turn(job, None, _failed(job, error))
+
+    def answer(self, turn: Turn) -> Outcome:
+        """Let the app answer one message."""
+        if turn.given is None:
+            assert turn.failed is not None
+            return turn.failed
+        (message, context), job = turn.given, turn.job
+        try:
             answer = self.app(message, context)
             _check_reply(answer, message)
             state = to_bytes(context.state) if context.state else None
@@ -92,10 +128,9 @@ class Runner:
                 return Outcome(None, *sent, answer.error.code, str(answer.error.reason), state)
             return Outcome(pack(answer.content), *sent, 0, "", state)
         except (Exception, SystemExit) as error:
-            log.debug("client %d raised", job.client, exc_info=True)
             if type(error).__name__ in _MEMORY_ERRORS and "torch" in sys.modules:
                 sys.modules["torch"].cuda.empty_cache()  # for the clients beside this one
-            return Outcome(None, time.time(), 0.0, APP_RAISED, f"{type(error).__name__}: {error}", job.state)
+            return _failed(job, error)
 
     def _context(self, job: Job, message: Message) -> Context:
         return Context(
@@ -105,6 +140,11 @@ class Runner:
             state=RecordDict() if job.state is None else from_bytes(job.state),
             run_config=dict(self.run_config),
         )
+
+
+def _failed(job: Job, error: BaseException) -> Outcome:
+    log.debug("client %d raised", job.client, exc_info=True)
+    return Outcome(None, time.time(), 0.0, APP_RAISED, f"{type(error).__name__}: {error}", job.state)
 
 
 def _check_reply(answer: Any, message: Message) -> None:

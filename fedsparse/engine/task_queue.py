@@ -47,11 +47,12 @@ class TaskQueue:
     """Tasks in order of arrival, never two of one client at the same time.
 
     A batch is as long as fills `target_s` seconds by what messages of its type took lately, but at most `max_batch`,
-    and short enough at the end that all workers finish together. A task that a worker died on travels alone.
+    and short enough at the end that all workers finish together, though no shorter than `min_share`. A task that a
+    worker died on travels alone.
     """
 
-    def __init__(self, max_batch: int, target_s: float) -> None:
-        self.max_batch, self.target_s = max_batch, target_s
+    def __init__(self, max_batch: int, target_s: float, min_share: int = 1) -> None:
+        self.max_batch, self.target_s, self.min_share = max_batch, target_s, min_share
         self._waiting: deque[Task] = deque()
         self._behind: dict[int, deque[Task]] = {}
         self._busy: set[int] = set()
@@ -121,7 +122,7 @@ class TaskQueue:
             return 1
         fills = int(self.target_s / max(self._seconds[kind], 1e-6))
         fair = -(-(len(self._waiting) + 1) // (2 * workers))
-        return max(1, min(self.max_batch, fills, fair))
+        return max(1, min(self.max_batch, fills, max(fair, self.min_share)))
 
 
 def _kind(task: Task) -> Any:

@@ -77,5 +77,5 @@ class Worker:
         import time
 
         start = time.perf_counter()
-        outcomes = [self.runner.run(job, self.arrays.__getitem__) for job in batch]
+        outcomes = self.runner.run(batch, self.arrays.__getitem__)
         return time.perf_counter() - start, outcomes
