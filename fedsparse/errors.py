@@ -36,6 +36,12 @@ class AllClientsFailed(RunError):
     """No client of a round gave a usable update; names the first cause."""
 
 
+def brief(text: str, most: int = 500) -> str:
+    """Return text of another machine as it may be shown: no control characters, and no longer than `most`."""
+    cut = text if len(text) <= most else text[: most - 1] + "…"
+    return "".join(c if c.isprintable() or c == " " else "\N{REPLACEMENT CHARACTER}" for c in cut)
+
+
 def unknown_name(kind: str, name: object, allowed: Iterable[str]) -> ConfigError:
     """Build the error for an unknown `name`: what was wrong, the nearest valid name, all valid names."""
     names = sorted(allowed)

@@ -51,6 +51,13 @@ def flower_environment(home: Path, **more: str) -> dict[str, str]:
     }
 
 
+def reach_loopback_directly() -> None:
+    """Let no proxy of the environment stand between this process, or its children, and this machine's own servers."""
+    for name in ("NO_PROXY", "no_proxy"):
+        there = [host for host in os.environ.get(name, "").split(",") if host]
+        os.environ[name] = ",".join(dict.fromkeys([*there, "localhost", "127.0.0.1", "::1"]))
+
+
 def free_port() -> int:
     """Return a port of this machine that nobody listens on at the moment."""
     with socket.socket() as probe:

@@ -1,6 +1,7 @@
 """What a round's accepted updates were, in numbers."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from fedsparse.compression import Compressor
 from fedsparse.compression.layout import Layout
 from fedsparse.compression.operators.hard_threshold import HardThreshold
+from fedsparse.errors import brief
 from strategies.aggregation import Update
 from strategies.report import RoundReport
 
@@ -35,6 +37,19 @@ def describe(report: RoundReport, updates: Sequence[Update], compressors: Sequen
     known = [(w, float(x)) for w, x in losses if isinstance(x, int | float) and np.isfinite(x)]
     weight = sum(w for w, _ in known)
     report.train_loss = sum(w * x for w, x in known) / weight if weight else None
+
+
+def with_common_metrics(updates: Sequence[Update]) -> list[Update]:
+    """Return the updates whose metrics are those of most clients: others cannot be averaged with them."""
+
+    def kind(update: Update) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in update.metrics.items()))
+
+    common = Counter(map(kind, updates)).most_common(1)
+    alike = [update for update in updates if kind(update) == common[0][0]]
+    if strange := [brief(update.client, 40) for update in updates if kind(update) != common[0][0]]:
+        log.warning("client %s sent other metrics than most: they are left out", ", ".join(strange))
+    return alike
 
 
 def mean_threshold(compressors: Sequence[Compressor], d: int) -> float | None:

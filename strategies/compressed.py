@@ -18,7 +18,7 @@ from fedsparse.compression.layout import DEFAULT_EXACT, Layout
 from fedsparse.errors import AllClientsFailed, ConfigError, unknown_name
 from fedsparse.protocol import KEY, MAX_STEPS, WORK_KEY, Directive, views
 from fedsparse.protocol import to_record as directive_record
-from strategies.accounting import describe, divergence_warning
+from strategies.accounting import describe, divergence_warning, with_common_metrics
 from strategies.aggregation import Mean, Update, averages, like, reply_content, to_record
 from strategies.cohort import Clients, CohortGrid, choose, client_order, sample_size, takes_everyone
 from strategies.conditions import Conditions
@@ -300,7 +300,8 @@ class CompressedStrategy(Strategy):
     def _metrics(self, updates: list[Update]) -> MetricRecord:
         """Aggregate the clients' metrics as the inner strategy would, weighted like their updates."""
         function = getattr(self.inner, "train_metrics_aggr_fn", aggregate_metricrecords)
-        contents = [RecordDict({"metrics": MetricRecord({**u.metrics, self.weight_key: u.weight})}) for u in updates]
+        alike = with_common_metrics(updates)
+        contents = [RecordDict({"metrics": MetricRecord({**u.metrics, self.weight_key: u.weight})}) for u in alike]
         result: MetricRecord = function(contents, self.weight_key)
         return result
 

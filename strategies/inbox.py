@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedsparse.compression import Compressor, decode
 from fedsparse.compression.layout import Layout
-from fedsparse.errors import PayloadError
+from fedsparse.errors import PayloadError, brief
 from fedsparse.flower_programs import without_colours
 from fedsparse.protocol import KEY, Receipt, from_record, number_metric, only, unpack_arrays
 from strategies.aggregation import Update
@@ -19,6 +19,10 @@ from strategies.conditions import Conditions, Turn
 from strategies.report import Cause, Failure, RoundReport
 
 log = logging.getLogger(__name__)
+
+# No honest client has more; beyond, sums and squares overflow.
+MOST_EXAMPLES, LARGEST_NORM = 1e12, 1e100
+MOST_REASON = 100_000  # characters of an error that are looked at
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def open_reply(
         try:
             return _within(_decode(state.layout, asked, reply.content, weight_key, uniform), max_norm)
         except PayloadError as error:
-            report.failed[client] = Failure(Cause.REJECTED, f"rejected: {error}", count)
+            report.failed[client] = Failure(Cause.REJECTED, f"rejected: {brief(str(error))}", count)
     return None
 
 
@@ -122,8 +126,11 @@ def _decode(layout: Layout, asked: Asked, content: RecordDict, weight_key: str, 
     metrics = only(content.metric_records, "MetricRecord")
     receipt = from_record(Receipt, content.config_records.get(KEY, ConfigRecord()))
     examples = number_metric(metrics, weight_key)
-    if examples < 0:
-        raise PayloadError(f"the reply's metric {weight_key!r} is negative: {examples}.")
+    if not 0 <= examples <= MOST_EXAMPLES:
+        raise PayloadError(f"the reply's metric {weight_key!r} must be in [0, {MOST_EXAMPLES:g}], got {examples}.")
+    for name, norm in (("residual_norm", receipt.residual_norm), ("update_norm", receipt.update_norm)):
+        if not 0 <= norm <= LARGEST_NORM:
+            raise PayloadError(f"the receipt's {name} must be in [0, {LARGEST_NORM:g}], got {norm}.")
     update = decode(frame, asked.compressor, layout.d, bounds=layout.bounds, update_id=asked.update_id)
     weight = 1.0 if uniform else examples
     return Update(asked.client, update, layout.unpack_exact(exact), receipt, metrics, weight, len(frame) + len(exact))
@@ -146,5 +153,5 @@ def _steps(reply: Message) -> float:
 
 def _last_line(reason: str) -> str:
     """Return what a reason says in the end: Flower's engine gives Ray's whole coloured traceback."""
-    plain = without_colours(reason)
-    return next((line.strip() for line in reversed(plain.splitlines()) if line.strip()), "no reason given")
+    plain = without_colours(reason[-MOST_REASON:])
+    return next((brief(line.strip()) for line in reversed(plain.splitlines()) if line.strip()), "no reason given")

@@ -9,6 +9,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedsparse.errors import ConfigError
+from fedsparse.flower_programs import reach_loopback_directly
 
 FORMAT = 1
 FEDERATION, NODE = "federation.toml", "node.toml"
@@ -16,6 +17,7 @@ CA, SERVER_CERTIFICATE, SERVER_KEY, NODE_KEY = "ca.crt", "server.crt", "server.k
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
+Number = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 class _File(BaseModel):
@@ -34,8 +36,8 @@ class FederationFile(_File):
     max_request_mb: Annotated[int, Field(ge=1)] = Field(
         default=64, description="the largest request in MB that is taken from a node"
     )
-    revoked: list[str] = Field(default=[], description="a list of the numbers of removed nodes")
-    nodes: dict[str, str] = Field(description="a table: a node's number and its public key")
+    revoked: list[Number] = Field(default=[], description="a list of the numbers of removed nodes")
+    nodes: dict[Number, str] = Field(description="a table: a node's number and its public key")
 
 
 class DataTable(_File):
@@ -98,6 +100,7 @@ class Federation:
             raise ConfigError(f"{path} is a node's folder: start it with `fedsparse deploy node {path}`.")
         if not (path / FEDERATION).is_file():
             raise ConfigError(f"{path} holds no federation: make one with `fedsparse deploy init {path} --host NAME`.")
+        reach_loopback_directly()
         return cls(path, read(path / FEDERATION, FederationFile))
 
     def save(self) -> None:
@@ -142,11 +145,13 @@ class Federation:
 
     def public_keys(self) -> dict[bytes, str]:
         """Return the nodes' public keys, as Flower knows them, with their numbers."""
+        from cryptography.exceptions import UnsupportedAlgorithm
+
         from fedsparse.deploy.keys import from_openssh
 
         try:
             return {from_openssh(text.encode()): number for number, text in self.file.nodes.items()}
-        except (ValueError, AssertionError):
+        except (ValueError, AssertionError, UnsupportedAlgorithm):
             raise ConfigError(f"{self.path / FEDERATION}: a public key under [nodes] is damaged.") from None
 
 
@@ -179,7 +184,7 @@ class Node:
         for file in (node.ca, node.key):
             if not file.is_file():
                 raise ConfigError(f"{file} is missing: copy the node's folder from the server again.")
-        if not node.host or not node.port:
+        if not is_host(node.host) or not node.port:
             raise ConfigError(f"{path / NODE}: server = {node.file.server!r} must be host:port.")
         return node
 
@@ -208,6 +213,14 @@ class Node:
         """The server's port."""
         text = self.file.server.rpartition(":")[2]
         return int(text) if text.isdecimal() and 0 < int(text) < 65536 else 0
+
+
+def is_host(text: str) -> bool:
+    """Whether a resolver takes it for a name or an address at all; some raise what nobody expects where it does not."""
+    try:
+        return bool(text.encode("idna")) and text.isprintable() and " " not in text
+    except UnicodeError:
+        return False
 
 
 def read(path: Path, kind: type[F]) -> F:

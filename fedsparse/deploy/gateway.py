@@ -2,7 +2,7 @@
 
 Flower's SuperLink has the API for nodes, the one that submits code and the one of running apps on a single port, and
 the second has no login. It therefore listens on this machine alone, and this process hands through to it what comes
-for ``/v1/fleet/NAME`` with a registered node's key. It counts each node's bytes, and tells nodes the time.
+for ``/v1/fleet/NAME`` signed by a registered node. It counts each node's bytes, and tells nodes the time.
 """
 
 import asyncio
@@ -15,13 +15,17 @@ import sys
 import time
 from base64 import b64decode
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
-from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -31,13 +35,15 @@ from starlette.routing import Route
 from fedsparse.deploy.federation import Federation
 from fedsparse.deploy.replay import PULL, PUSH_MESSAGES, PUSH_OBJECT, Ask, Replay
 from fedsparse.deploy.versions import versions
-from fedsparse.errors import FedsparseError
+from fedsparse.errors import FedsparseError, brief
 from fedsparse.run.folder import write_text
 
-HELLO, KEY_HEADER = "/fedsparse/hello", "flwr-public-key"
+HELLO, KEY_HEADER = "/fedsparse/hello", FLEET_HTTP_PUBLIC_KEY_HEADER
 # Whole and literally: of "/v1/fleet/../control/start-run" the HTTP client below would make the control API's path.
 FLEET = re.compile(r"/v1/fleet/[a-z-]+")
 TRAFFIC = "traffic.json"
+NODES_AT_ONCE = 4  # that may send requests of the greatest length; others are put off
+LOGGED_A_MINUTE = 60  # refusals: a stranger must not push what matters out of the log
 HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 WRITE_EVERY_S, BACKEND_TIMEOUT_S = 2.0, 120.0
 # A node that gets no message asks again after three seconds: its question is held until there is one. Nodes wait 30 s
@@ -71,6 +77,8 @@ class Gateway:
         self._counts: dict[str, dict[str, Any]] = defaultdict(lambda: {"requests": 0, "up": 0, "down": 0})
         self._counts.update(read_traffic(federation))
         self._written, self._held, self._replay = 0.0, 0, Replay()
+        self._in_flight: dict[str, int] = defaultdict(int)  # node -> bytes of its requests that are being worked on
+        self._minute, self._logged = 0, 0
         routes = [
             Route(HELLO, self.hello, methods=["GET"]),
             Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]),
@@ -93,10 +101,35 @@ class Gateway:
         if node is None:
             self._refuse(peer, request.url.path, "its key is not registered")
             return PlainTextResponse("this node's key is not registered with the federation\n", status_code=401)
-        body = await self._body(request)
-        if body is None:
-            self._refuse(f"{peer} (node {node})", request.url.path, "it is too large")
+        # Before anything that concerns the node: its public key is no secret.
+        if not is_signed(request.headers):
+            self._refuse(peer, request.url.path, f"it is not signed with the key of node {node}, or at another time")
+            return PlainTextResponse("the request is not signed with this key, now\n", status_code=401)
+        parts = list[bytes]()
+        try:
+            async for part in request.stream():
+                parts.append(part)
+                self._in_flight[node] += len(part)
+                if (refusal := self._room(node, peer, request.url.path, sum(map(len, parts)))) is not None:
+                    return refusal
+            return await self._pass_on(node, peer, request, b"".join(parts))
+        finally:
+            self._in_flight[node] -= sum(map(len, parts))
+
+    def _room(self, node: str, peer: str, path: str, size: int) -> Response | None:
+        """Refuse a request that is too long by itself, or with all others."""
+        if size > self._limit:
+            self._refuse(f"{peer} (node {node})", path, "it is too large")
             return PlainTextResponse("the request is too large\n", status_code=413)
+        if self._in_flight[node] > self._limit or sum(self._in_flight.values()) > NODES_AT_ONCE * self._limit:
+            self._refuse(f"{peer} (node {node})", path, "too much comes at once")
+            return PlainTextResponse("too much comes at once\n", status_code=503)  # nodes try again
+        return None
+
+    async def _pass_on(self, node: str, peer: str, request: Request, body: bytes) -> Response:
+        if request.url.path == PUSH_MESSAGES and not is_own(body):
+            self._refuse(f"{peer} (node {node})", request.url.path, "it is in the name of another node")
+            return PlainTextResponse("a node may send its own messages only\n", status_code=403)
         headers = [(key, value) for key, value in request.headers.items() if key not in _HOP]
         try:
             answer = await self._ask(node, request, body, headers)
@@ -148,16 +181,6 @@ class Gateway:
         except ValueError:
             return None
 
-    async def _body(self, request: Request) -> bytes | None:
-        """Read a request, but no more of it than is allowed."""
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self._limit:
-                return None
-            parts.append(part)
-        return b"".join(parts)
-
     def _count(self, node: str, peer: str, up: int, down: int) -> None:
         entry = self._counts[node]
         entry["requests"] += 1
@@ -167,7 +190,14 @@ class Gateway:
         self._write()
 
     def _refuse(self, peer: str, path: str, reason: str) -> None:
-        log.warning("refused %s from %s: %s", path[:100], peer, reason)
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            if self._logged > LOGGED_A_MINUTE:
+                log.warning("refused %d more in that minute", self._logged - LOGGED_A_MINUTE)
+            self._minute, self._logged = minute, 0
+        self._logged += 1
+        if self._logged <= LOGGED_A_MINUTE:
+            log.warning("refused %s from %s: %s", brief(path, 100), peer, reason)
         self._counts["refused"]["requests"] += 1
         self._write()
 
@@ -180,6 +210,28 @@ class Gateway:
                 log.warning("cannot write %s: %s", self._path, error.strerror)
 
 
+def is_signed(headers: Mapping[str, str]) -> bool:
+    """Whether the owner of the public key in the headers signed the time in them, which is now; as Flower has it."""
+    try:
+        key = bytes_to_public_key(b64decode(headers[KEY_HEADER], validate=True))
+        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        timestamp = headers[TIMESTAMP_HEADER]
+        age = time.time() - datetime.fromisoformat(timestamp).timestamp()
+        recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+        return recent and verify_signature(key, timestamp.encode("ascii"), signature)
+    except (KeyError, ValueError, OverflowError):
+        return False
+
+
+def is_own(body: bytes) -> bool:
+    """Whether all messages that a node pushes name it as their sender; Flower does not look."""
+    try:
+        pushed = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    return all(message.metadata.src_node_id == pushed.node.node_id for message in pushed.messages_list)
+
+
 def _has_message(answer: bytes) -> bool:
     try:
         return len(PullMessagesResponse.FromString(answer).messages_list) > 0
@@ -190,9 +242,9 @@ def _has_message(answer: bytes) -> bool:
 def read_traffic(federation: Federation) -> dict[str, dict[str, Any]]:
     """Return what has been counted so far: node -> requests, bytes up and down, address, when it was last seen."""
     try:
-        found: dict[str, dict[str, Any]] = json.loads((federation.server / TRAFFIC).read_text(encoding="utf-8"))
-        return found
-    except (OSError, ValueError):
+        found = json.loads((federation.server / TRAFFIC).read_text(encoding="utf-8"))
+        return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
+    except (OSError, ValueError, AttributeError):
         return {}
 
 

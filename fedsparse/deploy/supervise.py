@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class Child:
         self._pause, self._began, self._next = FIRST_PAUSE_S, 0.0, 0.0
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log = logging.Logger(name)
-        handler = RotatingFileHandler(log, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
+        handler = _Log(log, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._log.addHandler(handler)
 
@@ -136,8 +137,17 @@ class Child:
                 line = without_colours(raw).rstrip()
                 self.tail.append(line)
                 self._log.info("%s", line)
-                if self.on_line is not None:
-                    self.on_line(line)
+                # Whatever happens, such as a full disk: nobody else reads the pipe, and the child would break with it.
+                with suppress(Exception):
+                    if self.on_line is not None:
+                        self.on_line(line)
+
+
+class _Log(RotatingFileHandler):
+    """A log that is silent while its disk is full, and goes on afterwards."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing: logging would write a traceback for each line."""
 
 
 class Supervisor:

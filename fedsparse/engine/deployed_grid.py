@@ -12,11 +12,14 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from google.protobuf.message import DecodeError
 
 from fedsparse.wrapped_grid import WrappedGrid
 
 log = logging.getLogger(__name__)
 
+# What Flower raises where a node's bytes are no message; a SuperLink that is away raises something else.
+_UNREADABLE = (DecodeError, ValueError, TypeError, KeyError)
 POLL_S, LONGEST_POLL_S, NODES_EVERY_S = 0.1, 1.0, 2.0
 MOST_TRIES = 5
 PATIENCE_S = 60.0  # for a node that went away: as long as a small device takes to start again
@@ -47,6 +50,7 @@ class _Puller:
         self._grid = grid
         self._busy: set[str] = set()
         self._found: Queue[tuple[list[str], list[Message] | Exception]] = Queue()
+        self.unreadable: dict[str, str] = {}  # message id -> what is wrong with the reply
 
     def look(self, message_ids: list[str]) -> list[Message]:
         """Return what has come, and look for the rest."""
@@ -57,14 +61,23 @@ class _Puller:
             except Empty:
                 break
             self._busy.difference_update(asked)
-            if isinstance(found, Exception):
+            if isinstance(found, _UNREADABLE) and len(asked) == 1:
+                self.unreadable[asked[0]] = f"{type(found).__name__}: {found}"
+            elif isinstance(found, _UNREADABLE):
+                for name in asked:  # one of them, and nobody says which
+                    self._start([name])
+            elif isinstance(found, Exception):
                 raise found
-            replies += found
+            else:
+                replies += found
         answered = {reply.metadata.reply_to_message_id for reply in replies}
         if idle := [name for name in message_ids if name not in self._busy and name not in answered]:
-            self._busy.update(idle)
-            Thread(target=self._pull, args=(idle,), daemon=True).start()
+            self._start(idle)
         return replies
+
+    def _start(self, message_ids: list[str]) -> None:
+        self._busy.update(message_ids)
+        Thread(target=self._pull, args=(message_ids,), daemon=True).start()
 
     def _pull(self, message_ids: list[str]) -> None:
         try:
@@ -100,7 +113,13 @@ class DeployedGrid(WrappedGrid):
         began = looked = time.monotonic()
         pause = POLL_S
         while (waiting or gone) and (timeout is None or time.monotonic() - began < timeout):
-            for reply in puller.look(list(waiting)):
+            found = puller.look(list(waiting))
+            while puller.unreadable:
+                name, reason = puller.unreadable.popitem()
+                if (sent := waiting.pop(name, None)) is not None:
+                    error = Error(ErrorCode.UNKNOWN, f"the node's reply cannot be read ({reason})")
+                    replies.append(Message(error, reply_to=sent.message))
+            for reply in found:
                 sent = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if sent is None:
                     continue

@@ -21,6 +21,7 @@ from fedsparse.run.conduct import Listener
 from fedsparse.run.folder import DEPLOYMENT, SUMMARY, RunFolder, is_ours
 from fedsparse.run.on_flower import Follower
 from fedsparse.run.resume import find
+from fedsparse.run.signals import uninterrupted
 from fedsparse.run.summary import Summary
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario, to_toml
@@ -63,23 +64,29 @@ def run_on_deployment(
     task = Task(scenario)
     folder, checkpoint = RunFolder(out), None
     if resume and is_ours(out):
-        stop_earlier(control, folder)
         earlier = find(out, scenario, replace=overwrite)
+        if stop_earlier(control, folder):
+            earlier = find(out, scenario, replace=overwrite)
         if isinstance(earlier, Summary):
             return earlier
         checkpoint, overwrite = earlier, True
+    elif overwrite and is_ours(out):
+        stop_earlier(control, folder)
     if checkpoint is None:
         folder = RunFolder.create(out, scenario, overwrite=overwrite)
     follower = Follower(scenario, task, folder, on_event, command, checkpoint.server_round if checkpoint else 0)
     while True:
-        run_id = _submit(federation, scenario, folder, command, checkpoint, apps)
-        remember(federation, folder.path)
-        folder.write_json(DEPLOYMENT, {"federation": str(federation.path), "run_id": run_id})
+        run_id = None
         try:
+            with uninterrupted():  # a run that is submitted and not written down could not be stopped
+                run_id = _submit(federation, scenario, folder, command, checkpoint, apps)
+                remember(federation, folder.path)
+                folder.write_json(DEPLOYMENT, {"federation": str(federation.path), "run_id": run_id})
             ended, details = _follow(control, run_id, follower)
         except KeyboardInterrupt:
-            with suppress(RunError):
-                control.stop(run_id)
+            if run_id is not None:
+                with suppress(RunError):
+                    control.stop(run_id)
             follower.conclude("interrupted")
             raise
         if ended == COMPLETED:
@@ -107,16 +114,16 @@ def _goes_on(out: Path, folder: RunFolder, ended: str, before: Checkpoint | None
     return checkpoint
 
 
-def stop_earlier(control: Control, folder: RunFolder) -> None:
-    """Stop a run that still writes into the folder: whoever followed it was killed."""
+def stop_earlier(control: Control, folder: RunFolder) -> bool:
+    """Stop a run that still writes into the folder, whose follower was killed; return whether there was one."""
     said: dict[str, Any] | None = folder.read_json(DEPLOYMENT)
-    if said is None:
-        return
-    run = control.runs().get(int(said["run_id"]))
-    if run is not None and run.status.status != "finished":
-        log.warning("run %s still goes on: it is stopped, to be resumed", said["run_id"])
-        control.stop(int(said["run_id"]))
-        time.sleep(3)  # its ServerApp notices with its next request
+    run = control.runs().get(int(said["run_id"])) if said is not None else None
+    if said is None or run is None or run.status.status == "finished":
+        return False
+    log.warning("run %s still goes on in this folder: it is stopped", said["run_id"])
+    control.stop(int(said["run_id"]))
+    time.sleep(3)  # its ServerApp notices with its next request
+    return True
 
 
 def _submit(
@@ -174,7 +181,14 @@ def _flwr(federation: Federation, *arguments: str, **options: Any) -> "subproces
     environment = server_environment(federation) | {"FEDSPARSE_FEDERATION": ""}
     command = ["flwr", *arguments]
     return subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False, **options
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        start_new_session=True,
+        **options,  # a Ctrl-C on the terminal is for us
     )
 
 

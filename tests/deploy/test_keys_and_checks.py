@@ -1,6 +1,7 @@
 """Folders, keys, certificates, and what `doctor` says of a way that is barred."""
 
 import contextlib
+import json
 import os
 import socket
 import ssl
@@ -8,23 +9,41 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from pathlib import Path
 
 import pytest
+import tomli_w
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from fleet import Fleet, free_ports
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import sign_message
 
 from fedsparse.deploy import create, keys
 from fedsparse.deploy.checks import connection, first_problem
 from fedsparse.deploy.doctor import examine
 from fedsparse.deploy.federation import Federation, Node
-from fedsparse.deploy.gateway import KEY_HEADER
+from fedsparse.deploy.gateway import KEY_HEADER, LOGGED_A_MINUTE, is_own
 from fedsparse.deploy.node import forget_old_runs, node_config
+from fedsparse.deploy.supervise import Child
 from fedsparse.errors import ConfigError
 from fedsparse.run import RunFolder
 from fedsparse.scenario import load
+
+
+def signed(key: Path) -> dict[str, str]:
+    """What a node's requests carry."""
+    timestamp = now().isoformat()
+    private = load_ssh_private_key(key.read_bytes(), None)
+    signature = sign_message(private, timestamp.encode())
+    encoded = (b64encode(text).decode() for text in (keys.public_key(key), signature))
+    return {KEY_HEADER: next(encoded), FLEET_HTTP_SIGNATURE_HEADER: next(encoded), TIMESTAMP_HEADER: timestamp}
 
 
 def made(path: Path, nodes: int = 2, host: str = "127.0.0.1") -> Federation:
@@ -222,6 +241,54 @@ def test_the_authoritys_key_may_be_kept_elsewhere(tmp_path):
     assert len(create.add(federation, 1).file.nodes) == 3
 
 
+def test_no_proxy_stands_before_this_machines_own_servers(tmp_path, monkeypatch):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "intranet")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    Federation.open(made(tmp_path / "fed").path)
+    assert all(urllib.request.proxy_bypass(host) for host in ("127.0.0.1", "localhost", "intranet"))
+    assert not urllib.request.proxy_bypass("fl.example.org")
+
+
+def test_a_disk_that_was_full_leaves_nobody_deaf(tmp_path):
+    """The reader of a child's output goes on whatever its listener meets."""
+    heard = []
+
+    def listen(line: str) -> None:
+        heard.append(line)
+        raise OSError(28, "No space left on device")
+
+    child = Child("child", [sys.executable, "-uc", "for i in range(3): print(i)"], dict(os.environ), tmp_path / "log")
+    child.on_line = listen
+    child.start()
+    child.process.wait(30)
+    deadline = time.monotonic() + 10
+    while len(heard) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for handler in child._log.handlers:
+        handler.close()
+    assert heard == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("server", ["fl..example.org:9092", f"{'a' * 70}.org:9092", "fl\0.org:9092", "fl.org:0", "fl"])
+def test_a_server_that_no_resolver_takes_is_refused(tmp_path, server):
+    folder = made(tmp_path / "fed").node_folder(0)
+    text = (folder / "node.toml").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("server"))
+    (folder / "node.toml").write_text(text.replace(line, f"server = {json.dumps(server)}"))
+    with pytest.raises(ConfigError, match="must be host:port"):
+        Node.open(folder)
+
+
+@pytest.mark.parametrize("change", [{"nodes": {"abc": "ssh"}}, {"revoked": ["x"]}, {"nodes": {"0": "ssh-rsa AAAA"}}])
+def test_damaged_entries_of_the_federation_are_named(tmp_path, change):
+    federation = made(tmp_path / "fed")
+    raw = federation.file.model_dump() | change
+    (federation.path / "federation.toml").write_text(tomli_w.dumps(raw))
+    with pytest.raises(ConfigError, match=r"federation\.toml"):
+        Federation.open(federation.path).public_keys()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server alone."""
@@ -266,6 +333,34 @@ class TestGateway:
         headers = {**self.key(server), "content-type": "application/protobuf"}
         assert self.post(server, path, headers=headers) == 404
         assert self.post(server, "/v1/control/list-runs", headers=headers, direct=True) == 200, "it would have answered"
+
+    def test_a_public_key_is_not_enough(self, server):
+        """It is no secret: without a signature nobody gets a node's messages, or is counted as the node."""
+        headers = self.key(server)
+        other = signed(server.federation.node_folder(0) / "node.key")
+        old = {**headers, TIMESTAMP_HEADER: "2020-01-01T00:00:00+00:00"}
+        forged = {**headers, FLEET_HTTP_SIGNATURE_HEADER: other[FLEET_HTTP_SIGNATURE_HEADER]}
+        for wrong in ({KEY_HEADER: headers[KEY_HEADER]}, old, forged, {**headers, TIMESTAMP_HEADER: "x"}):
+            assert self.post(server, "/v1/fleet/pull-messages", headers=wrong) == 401
+        self.logged(server, "it is not signed with the key of node 1")
+        assert self.post(server, "/v1/fleet/pull-messages", b"\xff", headers) not in (401, 403), "the SuperLink judges"
+
+    def test_nobody_answers_in_the_name_of_another_node(self, server):
+        pushed = PushMessagesRequest()
+        pushed.node.node_id = 5
+        pushed.messages_list.add().metadata.src_node_id = 5
+        assert is_own(pushed.SerializeToString())
+        pushed.messages_list.add().metadata.src_node_id = 6
+        assert self.post(server, "/v1/fleet/push-messages", pushed.SerializeToString(), self.key(server)) == 403
+        self.logged(server, "it is in the name of another node")
+
+    def test_what_a_stranger_asks_for_cannot_steer_the_terminal_or_fill_the_log(self, server):
+        log = server.federation.server / "logs/gateway.log"
+        assert self.post(server, "/x%1b%5b2J") == 404
+        for _ in range(100):
+            self.post(server, "/filler")
+        assert "\x1b" not in log.read_text()
+        assert log.read_text().count("/filler") <= 2 * LOGGED_A_MINUTE - 20
 
     def test_flwr_run_against_the_port_for_nodes_is_refused(self, server, tmp_path):
         from fedsparse.engine.flower import CLIENT_APP, SERVER_APP, write_app
@@ -334,8 +429,7 @@ class TestGateway:
     @staticmethod
     def key(server) -> dict[str, str]:
         """What a registered node's requests carry."""
-        key = keys.public_key(server.federation.node_folder(1) / "node.key")
-        return {KEY_HEADER: b64encode(key).decode()}
+        return signed(server.federation.node_folder(1) / "node.key")
 
     @staticmethod
     def logged(server, words) -> None:

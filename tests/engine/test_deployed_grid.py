@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from google.protobuf.message import DecodeError
 
 from fedsparse.engine import FIRST_NODE_ID, InlineGrid
 from fedsparse.engine.deployed_grid import MOST_TRIES, DeployedGrid
@@ -39,3 +40,29 @@ def test_a_superlink_that_never_takes_them_is_an_error() -> None:
         grid.failures = MOST_TRIES
         with pytest.raises(ObjectPushError):
             DeployedGrid(grid).send_and_receive(ask("train.noop", range(1)), timeout=60)
+
+
+class Garbled(InlineGrid):
+    """One client's reply is no message."""
+
+    bad = ""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = super().push_messages(messages)
+        self.bad = self.bad or ids[1]
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ids = list(message_ids)
+        if self.bad in ids:
+            raise DecodeError("Error parsing message")
+        return super().pull_messages(ids)
+
+
+def test_a_reply_that_cannot_be_read_concerns_its_node_alone() -> None:
+    with Garbled("engine_apps:app", num_clients=3) as grid:
+        replies = list(DeployedGrid(grid).send_and_receive(ask("train.noop", range(3)), timeout=60))
+    failed = {reply.metadata.src_node_id: reply.error.reason for reply in replies if reply.has_error()}
+    assert list(failed) == [FIRST_NODE_ID + 1]
+    assert "cannot be read (DecodeError: Error parsing message)" in failed[FIRST_NODE_ID + 1]
+    assert len(replies) == 3

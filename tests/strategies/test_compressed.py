@@ -262,6 +262,9 @@ def test_a_repeated_question_is_answered_with_the_same_bytes(tmp_path):
     assert answers[0] == answers[1] == answers[2]
 
 
+RECEIPTS = {"residual nan": float("nan"), "residual huge": 1e200, "residual negative": -1.0}
+
+
 def hostile(kind: str, content: RecordDict, layout: Layout) -> RecordDict:
     """Return what a registered but hostile or broken client might reply."""
     spec = Compressor.from_spec("topk(k=3)")
@@ -289,6 +292,12 @@ def hostile(kind: str, content: RecordDict, layout: Layout) -> RecordDict:
         content["metrics"]["num-examples"] = float("nan")
     elif kind == "negative examples":
         content["metrics"]["num-examples"] = -5
+    elif kind == "examples without end":
+        content["metrics"]["num-examples"] = 1e300
+    elif kind in RECEIPTS:
+        content[KEY]["residual_norm"] = RECEIPTS[kind]
+    elif kind == "long value":
+        content[KEY]["restored"] = "x" * 1_000_000
     elif kind == "no receipt":
         del content[KEY]
     elif kind == "exact cut":
@@ -301,8 +310,38 @@ def hostile(kind: str, content: RecordDict, layout: Layout) -> RecordDict:
 
 KINDS = [
     "garbage", "empty", "cut", "wrong d", "wrong spec", "old id", "not compressed", "extra array", "no metrics",
-    "nan examples", "negative examples", "no receipt", "exact cut", "exact nan",
+    "nan examples", "negative examples", "no receipt", "exact cut", "exact nan", "examples without end", *RECEIPTS,
+    "long value",
 ]  # fmt: skip
+
+
+def test_a_reason_cannot_steer_the_terminal_or_fill_the_disk(tmp_path):
+    def attack(message, context, call_next):
+        if context.node_config["partition-id"] == 2:
+            raise RuntimeError("\x1b[2J\x1b]0;owned\x07" + "x" * 1_000_000)
+        return call_next(message, context)
+
+    strategy = CompressedStrategy(INNER["FedAvg"](), "topk(k=3)")
+    run(strategy, honest_app(attack, CompressionMod(tmp_path / "a")), rounds=1)
+    reason = strategy.last_round.failed["2"].reason
+    assert len(reason) < 600
+    assert reason.isprintable()
+
+
+def test_metrics_of_another_kind_are_left_out_and_the_update_counts(tmp_path, caplog):
+    def attack(message, context, call_next):
+        answer = call_next(message, context)
+        if context.node_config["partition-id"] == 2:
+            answer.content["metrics"]["train-loss"] = [1.0, 2.0]
+        else:
+            answer.content["metrics"]["train-loss"] = 0.5
+        return answer
+
+    strategy = CompressedStrategy(INNER["FedAvg"](), "topk(k=3)")
+    run(strategy, honest_app(attack, CompressionMod(tmp_path / "a")), rounds=1)
+    assert strategy.last_round.accepted == [str(c) for c in range(N)]
+    assert strategy.last_round.train_loss == 0.5
+    assert "client 2 sent other metrics than most" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -319,7 +358,9 @@ def test_a_hostile_reply_is_rejected_and_named_without_harm(tmp_path, kind):
     got = run(strategy, honest_app(attack, CompressionMod(tmp_path / "a")), rounds=1)
     assert list(strategy.last_round.failed) == ["2"]
     assert strategy.last_round.failed["2"].cause is Cause.REJECTED
-    assert strategy.last_round.to_json()["failed"]["2"].startswith("rejected: ")
+    said = strategy.last_round.to_json()["failed"]["2"]
+    assert said.startswith("rejected: ")
+    assert len(said) < 600
     assert strategy.last_round.accepted == [str(c) for c in range(N) if c != 2]
 
     def silent(message, context, call_next):
