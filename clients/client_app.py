@@ -114,8 +114,8 @@ def _open(message: Message, context: Context) -> _Client:
     return _Client(job, number, data, part, flat, config)
 
 
-def _load(message: Message, flat: FlatModel) -> None:
-    flat.load(views(only(message.content.array_records, "ArrayRecord")))
+def _arrays(message: Message) -> dict[str, NDArray[np.generic]]:
+    return views(only(message.content.array_records, "ArrayRecord"))
 
 
 def _settings(message: Message, client: _Client) -> TrainSettings:
@@ -128,11 +128,11 @@ def _settings(message: Message, client: _Client) -> TrainSettings:
 
 
 def _train(message: Message, context: Context) -> Message:
-    client = _open(message, context)
-    job, data, flat = client.job, client.data, client.flat
-    trained = _AHEAD.pop(message.metadata.message_id, None)
-    if trained is None:
-        _load(message, flat)
+    content = _AHEAD.pop(message.metadata.message_id, None)
+    if content is None:
+        client = _open(message, context)
+        job, data, flat = client.job, client.data, client.flat
+        flat.load(_arrays(message))
         with torch_threads(_threads(job, context)):
             result = train(
                 flat,
@@ -145,16 +145,20 @@ def _train(message: Message, context: Context) -> Message:
                 server_round=int(_number(client.config, "server-round")),
                 client=client.number,
             )
-        trained = Trained(flat.arrays(), result)
-    result = trained.result
-    metrics: dict[str, Any] = {"num-examples": int(client.part.size), "train-loss": result.loss or 0.0}
-    metrics["local-steps"] = result.steps
-    content = RecordDict({"arrays": ArrayRecord({name: to_array(array) for name, array in trained.arrays.items()})})
-    content["metrics"] = MetricRecord(metrics)
+        content = _learnt(client.part.size, Trained(flat.arrays(), result))
     return Message(content, reply_to=message)
 
 
-_AHEAD: dict[str, Trained] = {}  # by message id: what clients learnt together, until each one's turn comes
+def _learnt(examples: int, trained: Trained) -> RecordDict:
+    arrays, result = trained
+    metrics: dict[str, Any] = {"num-examples": examples, "train-loss": result.loss or 0.0}
+    metrics["local-steps"] = result.steps
+    content = RecordDict({"arrays": ArrayRecord({name: to_array(array) for name, array in arrays.items()})})
+    content["metrics"] = MetricRecord(metrics)
+    return content
+
+
+_AHEAD: dict[str, RecordDict] = {}  # by message id: what clients learnt together, until each one's turn comes
 
 
 def train_ahead(turns: Sequence[tuple[Message, Context]]) -> None:
@@ -164,36 +168,41 @@ def train_ahead(turns: Sequence[tuple[Message, Context]]) -> None:
     trained here, for whatever reason, trains when asked.
     """
     _AHEAD.clear()
-    alike: dict[Any, list[tuple[Message, _Client, Trainee]]] = {}
+    alike: dict[Any, list[tuple[Message, _Client]]] = {}
     for message, context in turns:
         if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
             continue
         client = _open(message, context)
         settings = _settings(message, client)
         server_round, threads = int(_number(client.config, "server-round")), _threads(client.job, context)
-        arrays = views(only(message.content.array_records, "ArrayRecord"))
-        places = tuple((name, array.ctypes.data, array.shape, array.dtype.str) for name, array in arrays.items())
-        key = (client.job, replace(settings, max_steps=None), server_round, threads, id(client.data), places)
-        trainee = Trainee(client.number, client.part, settings)
-        alike.setdefault(key, []).append((message, client, trainee))
+        places = ((name, a.ctypes.data, a.shape, a.dtype.str) for name, a in _arrays(message).items())
+        key = (client.job, replace(settings, max_steps=None), server_round, threads, id(client.data), *places)
+        alike.setdefault(key, []).append((message, client))
     for (job, settings, server_round, threads, *_), group in alike.items():
-        message, client, _ = group[0]
+        message, client = group[0]
+        data, flat = client.data, client.flat
         with torch_threads(threads):
-            if len(group) < 2 or not can_train_together(client.flat, settings):
+            if len(group) < 2 or not can_train_together(flat, settings):
                 continue
-            _load(message, client.flat)
-            data, trainees = client.data, [trainee for *_, trainee in group]
-            rows = {"scale": data.scale, "seed": job.seed, "server_round": server_round}
-            trained = train_together(client.flat, data.x_train, data.y_train, trainees, **rows)
-        for message, _, trainee in group:
-            if trainee.client in trained:
-                _AHEAD[message.metadata.message_id] = trained[trainee.client]
+            flat.load(_arrays(message))
+            trained = train_together(
+                flat,
+                data.x_train,
+                data.y_train,
+                [Trainee(each.number, each.part, _settings(asked, each)) for asked, each in group],
+                scale=data.scale,
+                seed=job.seed,
+                server_round=server_round,
+            )
+        for asked, each in group:
+            if each.number in trained:
+                _AHEAD[asked.metadata.message_id] = _learnt(each.part.size, trained[each.number])
 
 
 def _evaluate(message: Message, context: Context) -> Message:
     client = _open(message, context)
     data, flat = client.data, client.flat
-    _load(message, flat)
+    flat.load(_arrays(message))
     with torch_threads(_threads(client.job, context)):
         loss, accuracy = evaluate(flat.model, data.x_train, data.y_train, data.scale, flat.device, client.part)
     metrics = MetricRecord({"num-examples": int(client.part.size), "loss": loss, "accuracy": accuracy})

@@ -4,7 +4,7 @@ A step of such a model takes longer to begin than to compute. Clients that start
 together, as rows of one matrix, as long as their batches are equally long.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -77,34 +77,27 @@ def train_together(
     dict
         What each client learnt, to the last bit as alone.
     """
-    (loaded_values,) = [group.values for group in flat.groups]
     ordered = sorted(trainees, key=lambda one: (num_steps(one.part.size, one.settings), one.part.size), reverse=True)
-    most = max(1, MOST_NUMBERS // max(loaded_values.numel(), 1))
+    most = max(1, MOST_NUMBERS // max(flat.groups[0].values.numel(), 1))
     found: dict[int, Trained] = {}
     for at in range(0, len(ordered), most):
-        found |= _train(flat, loaded_values, x, y, ordered[at : at + most], scale, seed, server_round)
+        some = ordered[at : at + most]
+        steps = list(_plan(some, seed, server_round))
+        batches_of = loaded(flat, x, y, scale, (step.rows for step in steps))
+        found |= _train(flat, some, zip(steps, batches_of, strict=True))
     return found
 
 
 def _train(
-    flat: FlatModel,
-    start: Tensor,
-    x: NDArray[Any],
-    y: NDArray[np.int64],
-    trainees: Sequence[Trainee],
-    scale: float,
-    seed: int,
-    server_round: int,
+    flat: FlatModel, trainees: Sequence[Trainee], steps: Iterable[tuple[_Step, tuple[Tensor, Tensor]]]
 ) -> dict[int, Trained]:
     assert flat.dense_shape is not None
-    settings = trainees[0].settings
+    settings, start = trainees[0].settings, flat.groups[0].values
     models = DenseModels(flat.dense_shape, _rows(start, len(trainees)).copy_(start), _rows(start, len(trainees)))
     velocity = _rows(start, len(trainees)).zero_() if settings.momentum else None
     losses: list[list[Tensor]] = [[] for _ in trainees]
-    steps = list(_plan(trainees, seed, server_round))
     part = lru_cache(models.rows)
-    inputs_of = loaded(flat, x, y, scale, (step.rows for step in steps))
-    for step, (inputs, targets) in zip(steps, inputs_of, strict=True):
+    for step, (inputs, targets) in steps:
         some, count = part(step.start, step.stop), step.stop - step.start
         each = _backward(flat, some, inputs.reshape(count, len(inputs) // count, -1), targets.view(count, -1))
         moved = [] if velocity is None else [velocity[step.start : step.stop]]
@@ -151,14 +144,19 @@ def _plan(trainees: Sequence[Trainee], seed: int, server_round: int) -> Iterator
 def _backward(flat: FlatModel, models: DenseModels, inputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the gradients of all models at once, where that was seen to give the bits of one after the other."""
     kind = tuple(targets.shape)
-    if flat.same_bits.get(kind, False) or len(targets) == 1:
+    if len(targets) == 1 or flat.same_bits.get(kind, False):
         return models.backward(inputs, targets)
-    losses = models.backward(inputs, targets) if kind not in flat.same_bits else None
-    grads = models.grads.clone()
-    alone = [models.rows(i, i + 1).backward(inputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
-    if losses is not None:
-        flat.same_bits[kind] = torch.equal(losses, torch.cat(alone)) and torch.equal(grads, models.grads)
-    return torch.cat(alone)
+    if kind in flat.same_bits:
+        return _one_by_one(models, inputs, targets)
+    losses, grads = models.backward(inputs, targets), models.grads.clone()
+    wanted = _one_by_one(models, inputs, targets)
+    flat.same_bits[kind] = torch.equal(losses, wanted) and torch.equal(grads, models.grads)
+    return wanted
+
+
+def _one_by_one(models: DenseModels, inputs: Tensor, targets: Tensor) -> Tensor:
+    each = zip(inputs.split(1), targets.split(1), strict=True)  # type: ignore[no-untyped-call]
+    return torch.cat([models.rows(i, i + 1).backward(*batch) for i, batch in enumerate(each)])
 
 
 def _rows(like: Tensor, count: int) -> Tensor:

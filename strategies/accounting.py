@@ -9,7 +9,6 @@ import numpy as np
 from fedsparse.compression import Compressor
 from fedsparse.compression.layout import Layout
 from fedsparse.compression.operators.hard_threshold import HardThreshold
-from fedsparse.errors import brief
 from strategies.aggregation import Update
 from strategies.report import RoundReport
 
@@ -45,11 +44,11 @@ def with_common_metrics(updates: Sequence[Update]) -> list[Update]:
     def kind(update: Update) -> tuple[tuple[str, int], ...]:
         return tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in update.metrics.items()))
 
-    common = Counter(map(kind, updates)).most_common(1)
-    alike = [update for update in updates if kind(update) == common[0][0]]
-    if strange := [brief(update.client, 40) for update in updates if kind(update) != common[0][0]]:
+    kinds = [kind(update) for update in updates]
+    ((common, _),) = Counter(kinds).most_common(1)
+    if strange := [update.client for update, its in zip(updates, kinds, strict=True) if its != common]:
         log.warning("client %s sent other metrics than most: they are left out", ", ".join(strange))
-    return alike
+    return [update for update, its in zip(updates, kinds, strict=True) if its == common]
 
 
 def mean_threshold(compressors: Sequence[Compressor], d: int) -> float | None:

@@ -100,7 +100,7 @@ class Federation:
             raise ConfigError(f"{path} is a node's folder: start it with `fedsparse deploy node {path}`.")
         if not (path / FEDERATION).is_file():
             raise ConfigError(f"{path} holds no federation: make one with `fedsparse deploy init {path} --host NAME`.")
-        reach_loopback_directly()
+        reach_loopback_directly()  # whatever speaks to the federation's own servers begins here
         return cls(path, read(path / FEDERATION, FederationFile))
 
     def save(self) -> None:

@@ -14,7 +14,7 @@ import ssl
 import sys
 import time
 from base64 import b64decode
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -43,7 +43,7 @@ HELLO, KEY_HEADER = "/fedsparse/hello", FLEET_HTTP_PUBLIC_KEY_HEADER
 FLEET = re.compile(r"/v1/fleet/[a-z-]+")
 TRAFFIC = "traffic.json"
 NODES_AT_ONCE = 4  # that may send requests of the greatest length; others are put off
-LOGGED_A_MINUTE = 60  # refusals: a stranger must not push what matters out of the log
+LOGGED_A_MINUTE = 60  # refusals of a kind: a stranger must not hide, or push out of the log, what matters
 HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 WRITE_EVERY_S, BACKEND_TIMEOUT_S = 2.0, 120.0
 # A node that gets no message asks again after three seconds: its question is held until there is one. Nodes wait 30 s
@@ -78,7 +78,7 @@ class Gateway:
         self._counts.update(read_traffic(federation))
         self._written, self._held, self._replay = 0.0, 0, Replay()
         self._in_flight: dict[str, int] = defaultdict(int)  # node -> bytes of its requests that are being worked on
-        self._minute, self._logged = 0, 0
+        self._minute, self._refused = 0, Counter[str]()  # reason -> how often in this minute
         routes = [
             Route(HELLO, self.hello, methods=["GET"]),
             Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]),
@@ -105,16 +105,16 @@ class Gateway:
         if not is_signed(request.headers):
             self._refuse(peer, request.url.path, f"it is not signed with the key of node {node}, or at another time")
             return PlainTextResponse("the request is not signed with this key, now\n", status_code=401)
-        parts = list[bytes]()
+        body = bytearray()
         try:
             async for part in request.stream():
-                parts.append(part)
+                body += part
                 self._in_flight[node] += len(part)
-                if (refusal := self._room(node, peer, request.url.path, sum(map(len, parts)))) is not None:
+                if (refusal := self._room(node, peer, request.url.path, len(body))) is not None:
                     return refusal
-            return await self._pass_on(node, peer, request, b"".join(parts))
+            return await self._pass_on(node, peer, request, bytes(body))
         finally:
-            self._in_flight[node] -= sum(map(len, parts))
+            self._in_flight[node] -= len(body)
 
     def _room(self, node: str, peer: str, path: str, size: int) -> Response | None:
         """Refuse a request that is too long by itself, or with all others."""
@@ -192,11 +192,12 @@ class Gateway:
     def _refuse(self, peer: str, path: str, reason: str) -> None:
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
-            if self._logged > LOGGED_A_MINUTE:
-                log.warning("refused %d more in that minute", self._logged - LOGGED_A_MINUTE)
-            self._minute, self._logged = minute, 0
-        self._logged += 1
-        if self._logged <= LOGGED_A_MINUTE:
+            for kind, count in self._refused.items():
+                if count > LOGGED_A_MINUTE:
+                    log.warning("refused %d more in that minute: %s", count - LOGGED_A_MINUTE, kind)
+            self._minute, self._refused = minute, Counter()
+        self._refused[reason] += 1
+        if self._refused[reason] <= LOGGED_A_MINUTE:
             log.warning("refused %s from %s: %s", brief(path, 100), peer, reason)
         self._counts["refused"]["requests"] += 1
         self._write()

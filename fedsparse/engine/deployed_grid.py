@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from queue import Empty, Queue
 from threading import Thread
+from typing import NamedTuple
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
@@ -43,41 +44,50 @@ class _Gone:
     at: float
 
 
+class _Found(NamedTuple):
+    """What a look brought: replies, replies that nobody can read, and messages whose reply, if any, is lost by that."""
+
+    replies: list[Message]
+    unreadable: dict[str, str]  # message id -> what is wrong
+    lost: list[str]
+
+
 class _Puller:
-    """Pulls replies in threads: Flower waits for up to three minutes for a reply whose upload broke off."""
+    """Pulls replies in threads: Flower waits for up to three minutes for a reply whose upload broke off.
+
+    All replies are pulled at once, until one cannot be read: the others of that pull are lost with it, since the
+    SuperLink hands out each once. From then on each is pulled alone.
+    """
 
     def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+        self._grid, self._alone = grid, False
         self._busy: set[str] = set()
         self._found: Queue[tuple[list[str], list[Message] | Exception]] = Queue()
-        self.unreadable: dict[str, str] = {}  # message id -> what is wrong with the reply
 
-    def look(self, message_ids: list[str]) -> list[Message]:
+    def look(self, message_ids: list[str]) -> _Found:
         """Return what has come, and look for the rest."""
-        replies: list[Message] = []
+        found = _Found([], {}, [])
         while True:
             try:
-                asked, found = self._found.get_nowait()
+                asked, came = self._found.get_nowait()
             except Empty:
                 break
             self._busy.difference_update(asked)
-            if isinstance(found, _UNREADABLE) and len(asked) == 1:
-                self.unreadable[asked[0]] = f"{type(found).__name__}: {found}"
-            elif isinstance(found, _UNREADABLE):
-                for name in asked:  # one of them, and nobody says which
-                    self._start([name])
-            elif isinstance(found, Exception):
-                raise found
+            if not isinstance(came, Exception):
+                found.replies.extend(came)
+            elif not isinstance(came, _UNREADABLE):
+                raise came
+            elif len(asked) == 1:
+                found.unreadable[asked[0]] = f"{type(came).__name__}: {came}"
             else:
-                replies += found
-        answered = {reply.metadata.reply_to_message_id for reply in replies}
-        if idle := [name for name in message_ids if name not in self._busy and name not in answered]:
-            self._start(idle)
-        return replies
-
-    def _start(self, message_ids: list[str]) -> None:
-        self._busy.update(message_ids)
-        Thread(target=self._pull, args=(message_ids,), daemon=True).start()
+                found.lost.extend(asked)
+                self._alone = True
+        done = {reply.metadata.reply_to_message_id for reply in found.replies} | {*found.unreadable, *found.lost}
+        idle = [name for name in message_ids if name not in self._busy and name not in done]
+        for names in [[name] for name in idle] if self._alone else [idle] if idle else []:
+            self._busy.update(names)
+            Thread(target=self._pull, args=(names,), daemon=True).start()
+        return found
 
     def _pull(self, message_ids: list[str]) -> None:
         try:
@@ -114,12 +124,14 @@ class DeployedGrid(WrappedGrid):
         pause = POLL_S
         while (waiting or gone) and (timeout is None or time.monotonic() - began < timeout):
             found = puller.look(list(waiting))
-            while puller.unreadable:
-                name, reason = puller.unreadable.popitem()
+            for name in found.lost:
+                if (sent := waiting.pop(name, None)) is not None:
+                    waiting |= self._again(sent, "its reply, if there was one, came with one that cannot be read")
+            for name, reason in found.unreadable.items():
                 if (sent := waiting.pop(name, None)) is not None:
                     error = Error(ErrorCode.UNKNOWN, f"the node's reply cannot be read ({reason})")
                     replies.append(Message(error, reply_to=sent.message))
-            for reply in found:
+            for reply in found.replies:
                 sent = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if sent is None:
                     continue

@@ -92,7 +92,6 @@ class RayGrid(BaseGrid):
         check_resources(num_cpus, num_gpus)
         check_client_app(client_app)
         self._max_retries = max_retries
-        self._queue = TaskQueue(max_batch, BATCH_S)
         self._arrays = SharedArrays()
         self._tasks: dict[str, Task] = {}
         self._replies: dict[str, Message] = {}
@@ -106,8 +105,8 @@ class RayGrid(BaseGrid):
         )
         try:
             count = workers_that_fit(num_cpus, num_gpus, num_workers, num_clients)
-            if loading.finish():
-                self._queue = TaskQueue(max_batch, TOGETHER_S, TOGETHER)
+            together = loading.finish()
+            self._queue = TaskQueue(max_batch, *((TOGETHER_S, TOGETHER) if together else (BATCH_S,)))
             settings = (client_app, num_clients, self.run_config, self.node_config)
             self._pool = WorkerPool(
                 count,

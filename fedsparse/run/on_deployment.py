@@ -28,7 +28,7 @@ from fedsparse.scenario import Scenario, to_toml
 
 log = logging.getLogger(__name__)
 
-FOLLOW_EVERY_S = 0.5
+FOLLOW_EVERY_S, SUBMIT_S = 0.5, 300.0
 COMPLETED, FAILED = "completed", "failed"  # Flower's words
 _RUN_ID = re.compile(r"\b(\d{6,20})\b")
 
@@ -144,7 +144,13 @@ def _submit(
     }
     with tempfile.TemporaryDirectory(prefix="fedsparse-app-") as app:
         write_app(Path(app), config, *apps)
-        process = _flwr(federation, "run", app, CONNECTION, "--format", "json", cwd=app, stderr=subprocess.STDOUT)
+        try:
+            process = _flwr(
+                federation, "run", app, CONNECTION, "--format", "json",
+                cwd=app, stderr=subprocess.STDOUT, timeout=SUBMIT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:  # meanwhile nobody can interrupt us
+            raise RunError(f"the SuperLink did not take the run within {SUBMIT_S:.0f} s: see its log.") from None
     text = process.stdout
     with suppress(ValueError, KeyError):
         return int(json.loads(text[text.index("{") : text.rindex("}") + 1])["run-id"])
@@ -187,8 +193,8 @@ def _flwr(federation: Federation, *arguments: str, **options: Any) -> "subproces
         stdout=subprocess.PIPE,
         text=True,
         check=False,
-        start_new_session=True,
-        **options,  # a Ctrl-C on the terminal is for us
+        start_new_session=True,  # a Ctrl-C on the terminal is for us
+        **options,
     )
 
 

@@ -123,7 +123,4 @@ def with_another_forward() -> nn.Module:
     ids=str,
 )
 def test_any_other_model_is_left_to_autograd(model):
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
     assert DenseShape.of(model) is None

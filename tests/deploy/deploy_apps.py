@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body
 
 from clients import CompressionMod
 from clients.client_app import make_app
@@ -73,6 +74,8 @@ def outermost(message: Message, context: Context, call_next) -> Message:
     (HERE / f"frame-{directive.client}-{directive.server_round}.bin").write_bytes(frame)
     if kind == "stored":
         die(directive)
+    if kind == "no message":  # each time that it is asked in this round
+        MetricRecord.deflate = lambda self: add_header_to_object_body(object_body=b"\xff\xfe", obj=self)
     if kind in TAMPER:
         fired(directive).touch()
         frame = TAMPER[kind](frame, directive)

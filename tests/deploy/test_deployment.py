@@ -99,8 +99,9 @@ def test_what_hostile_and_broken_nodes_send_is_rejected_and_named(make_fleet, tm
         for number in range(3):
             fleet.start_node(number)
         kinds = ["garbage", "bomb", "nan", "huge", "replay", "wrong spec", "cut", "old"]
-        fleet.plan({f"2:{number}": kind for number, kind in enumerate(kinds, start=2)})
-        chosen = scenario("rounds=10", "data.num_clients=3", "strategy.max_update_norm=1000.0")
+        plan = {f"2:{number}": kind for number, kind in enumerate(kinds, start=2)}
+        fleet.plan(plan | {"2:11": "no message"})
+        chosen = scenario("rounds=12", "data.num_clients=3", "strategy.max_update_norm=1000.0")
         lines = fleet.run(chosen, tmp_path / "deployed", on_event)
         check_conservation(fleet, lines, 3)
     finally:
@@ -115,11 +116,12 @@ def test_what_hostile_and_broken_nodes_send_is_rejected_and_named(make_fleet, tm
         7: "made by",
         8: "checksum",
         9: "protocol",
+        11: "cannot be read",
     }
     reasons = {line["round"]: line["failed"].get("2", "") for line in lines}
     for server_round, words in expected.items():
         assert words in reasons[server_round], reasons
-    assert reasons[1] == reasons[10] == ""
+    assert reasons[1] == reasons[10] == reasons[12] == ""
     assert all("0" in line["accepted"] for line in lines)
     if full:
         assert "No space left" in lines[3]["failed"]["1"]

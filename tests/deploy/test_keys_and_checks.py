@@ -357,10 +357,10 @@ class TestGateway:
     def test_what_a_stranger_asks_for_cannot_steer_the_terminal_or_fill_the_log(self, server):
         log = server.federation.server / "logs/gateway.log"
         assert self.post(server, "/x%1b%5b2J") == 404
-        for _ in range(100):
+        for _ in range(3 * LOGGED_A_MINUTE):
             self.post(server, "/filler")
         assert "\x1b" not in log.read_text()
-        assert log.read_text().count("/filler") <= 2 * LOGGED_A_MINUTE - 20
+        assert log.read_text().count("/filler") <= 2 * LOGGED_A_MINUTE, "they may fall into two minutes"
 
     def test_flwr_run_against_the_port_for_nodes_is_refused(self, server, tmp_path):
         from fedsparse.engine.flower import CLIENT_APP, SERVER_APP, write_app
