@@ -3,11 +3,14 @@
 Run on an idle machine (hours; each step goes on where it stopped)::
 
     python -m benchmarks.noniid tune FOLDER             # every variant with every learning rate of GRID, one seed
-    python -m benchmarks.noniid run FOLDER cnn 'dirichlet(alpha=0.1)' [PATTERN]  # one model and split, all seeds
+    python -m benchmarks.noniid run FOLDER cnn 'dirichlet(alpha=0.1)' [PATTERN] [SEEDS]  # one model and split
+    python -m benchmarks.noniid longer FOLDER cnn 'dirichlet(alpha=0.1)' [PATTERN] [SEEDS]  # the same, more rounds
     python -m benchmarks.noniid save FOLDER             # keep the figures under benchmarks/results/
 
 The seed that tunes is none of those that are reported. PATTERN, such as ``FedAvg-*``, leaves out other variants.
-FedProx, FedAvg with one more term, takes over FedAvg's learning rates.
+FedProx, FedAvg with one more term, takes over FedAvg's learning rates. `longer` keeps the target, that of the dense
+variant after the scenario's rounds, and gives every variant LONGER times as many: where bytes are scarce and rounds are
+not, that is what sparse updates are for. Dense updates get them as well.
 """
 
 import json
@@ -26,6 +29,7 @@ from fedsparse.scenario.schema import Scenario, Variant
 JOBS = os.cpu_count() or 1
 GRID = (0.1, 0.3, 0.6)
 TUNING_SEED, TUNING_ROUNDS = 100, 20
+LONGER = 3
 TUNED = RESULTS / "noniid_tuning.json"
 
 
@@ -70,9 +74,22 @@ def tuned(scenario: Scenario, pattern: str) -> Scenario:
 def run(folder: Path, model: str, split: str, pattern: str = "*", seeds: str = "") -> None:
     """Compare all variants on one model and split."""
     scenario = tuned(inline(load("noniid-benchmark")), pattern)
+    _compare(scenario, folder / slug(f"{model}-{split}-{pattern}"), model, split, seeds)
+
+
+def longer(folder: Path, model: str, split: str, pattern: str = "*", seeds: str = "") -> None:
+    """Compare all variants with LONGER times as many rounds, beside the dense one with as many as ever."""
+    scenario = tuned(inline(load("noniid-benchmark")), pattern)
+    more = {"rounds": LONGER * scenario.rounds}
+    variants = tuple(Variant(name=f"{v.name}-longer", overrides={**v.overrides, **more}) for v in scenario.variant)
+    scenario = scenario.model_copy(update={"variant": (scenario.variant[0], *variants)})
+    _compare(scenario, folder / slug(f"{model}-{split}-{pattern}-longer"), model, split, seeds)
+
+
+def _compare(scenario: Scenario, out: Path, model: str, split: str, seeds: str) -> None:
     scenario = apply_overrides(scenario, [f"model.name={model}", f"data.partition={split}"])
     chosen = [int(seed) for seed in seeds.split(",")] if seeds else None
-    compare_scenario(scenario, folder / slug(f"{model}-{split}-{pattern}"), seeds=chosen, on_event=tell, jobs=JOBS)
+    compare_scenario(scenario, out, seeds=chosen, on_event=tell, jobs=JOBS)
 
 
 def keep(folder: Path) -> None:
@@ -121,7 +138,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    steps = {"tune": tune, "run": run, "save": keep}
+    steps = {"tune": tune, "run": run, "longer": longer, "save": keep}
     if len(sys.argv) < 3 or sys.argv[1] not in steps:
         raise SystemExit(__doc__)
     steps[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

@@ -1,5 +1,6 @@
 """The command line: `fedsparse run`, `compare`, `reproduce`, `deploy`, `doctor`, `list`, `report`."""
 
+import errno
 import os
 import sys
 from importlib.metadata import version as package_version
@@ -38,6 +39,8 @@ ResumeOption = Annotated[
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of Flower, Ray and the clients.")]
 
 
+# What a disk says of a path that the user gave; anything else is a bug, and keeps its traceback.
+_OUTSIDE = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 # What only some installations have, and which one.
 _EXTRAS = {"plotly": "server", "safetensors": "server", "scipy": "server", "sklearn": "server", "ray": "simulation"}
 
@@ -262,7 +265,17 @@ def main() -> int:
             raise
         from fedsparse.terminal import fail
 
-        fail(f"this needs {error.name}, which a device's installation does not have: pip install 'fedsparse[{extra}]'.")
+        fail(
+            f"this needs {error.name}, which a device's installation does not have: install fedsparse[{extra}]; in its "
+            f"repository: pip install '.[{extra}]'."
+        )
+        return 2
+    except OSError as error:
+        if error.errno not in _OUTSIDE or error.filename is None:
+            raise
+        from fedsparse.terminal import fail
+
+        fail(f"{error.filename}: {error.strerror}.")
         return 2
     except FedsparseError as error:
         from fedsparse.terminal import fail

@@ -123,7 +123,7 @@ def show_table(comparison: Comparison) -> None:
     """Print a comparison's table and what it comes to."""
     from rich.table import Table
 
-    from fedsparse.compare.table import header, rows
+    from fedsparse.compare.table import header, interval_note, rows
     from fedsparse.report import findings
 
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
@@ -133,6 +133,8 @@ def show_table(comparison: Comparison) -> None:
         table.add_row(*cells)
     out.print()
     Console(highlight=False, width=None if out.is_terminal else 160).print(table)
+    if note := interval_note(comparison):
+        out.print(note, style="dim")
     out.print()
     for sentence in findings(comparison):
         out.print(sentence, markup=False)

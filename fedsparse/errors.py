@@ -1,5 +1,7 @@
 """Errors that a user can act on; everything else is a bug and keeps its traceback."""
 
+import os
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -40,6 +42,11 @@ def brief(text: str, most: int = 500) -> str:
     """Return text of another machine as it may be shown: no control characters, and no longer than `most`."""
     cut = text if len(text) <= most else text[: most - 1] + "…"
     return "".join(c if c.isprintable() or c == " " else "\N{REPLACEMENT CHARACTER}" for c in cut)
+
+
+def shell(path: str | os.PathLike[str]) -> str:
+    """Return a path as people can type it, in the commands that messages propose."""
+    return shlex.quote(str(path))
 
 
 def unknown_name(kind: str, name: object, allowed: Iterable[str]) -> ConfigError:

@@ -13,9 +13,12 @@ from fedsparse.run import RoundDone, RunFolder, Started
 from fedsparse.run.checkpoint import Checkpoint
 from fedsparse.run.conduct import conduct, run_name
 from fedsparse.run.folder import ROUNDS, SCENARIO
+from fedsparse.run.lock import SERVERAPP_LOCK, exclusive
 from fedsparse.run.resume import find
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario, apply_overrides, from_toml, load, shipped, validate_deep
+
+PATIENCE_S = 60.0
 
 server_app = ServerApp()
 
@@ -34,26 +37,31 @@ def main(grid: Grid, context: Context) -> None:
     scenario = apply_overrides(scenario.model_copy(update={"variant": ()}), [f"engine.name={engine}"])
     validate_deep(scenario)
     out = Path(str(config.get("out", "")) or f"runs/{scenario.name}-{context.run_id}").absolute()
-    checkpoint = find(out, scenario, replace=False) if config.get("resume") else None
-    if isinstance(checkpoint, Checkpoint):
-        folder = RunFolder(out)
-        folder.reopen(scenario, checkpoint.server_round)
-        name = str(checkpoint.strategy["run"])
-    else:
-        folder, checkpoint = _folder(out, scenario, deployed), None
-        name = run_name(scenario, out) if config.get("memory-dir") else f"{scenario.name}-{context.run_id}"
-    print(f"the run folder is {out}", flush=True)
-    conduct(
-        scenario,
-        Task(scenario),
-        folder,
-        DeployedGrid(grid) if deployed else grid,
-        name,
-        str(config.get("command") or f"flwr run . --run-config 'scenario=\"{scenario.name}\"'"),
-        _tell,
-        keep_model=not deployed,
-        checkpoint=checkpoint,
-    )
+    if deployed:
+        _check_reached(out)
+    busy = f"the ServerApp of an earlier run still works in {out}: wait until it has noticed that it is to end."
+    # One that Flower has given up, or that was stopped, notices with its next request.
+    with exclusive(out, busy, name=SERVERAPP_LOCK, patience=PATIENCE_S):
+        checkpoint = find(out, scenario, replace=False) if config.get("resume") else None
+        if isinstance(checkpoint, Checkpoint):
+            folder = RunFolder(out)
+            folder.reopen(scenario, checkpoint.server_round)
+            name = str(checkpoint.strategy["run"])
+        else:
+            folder, checkpoint = _folder(out, scenario), None
+            name = run_name(scenario, out) if config.get("memory-dir") else f"{scenario.name}-{context.run_id}"
+        print(f"the run folder is {out}", flush=True)
+        conduct(
+            scenario,
+            Task(scenario),
+            folder,
+            DeployedGrid(grid) if deployed else grid,
+            name,
+            str(config.get("command") or f"flwr run . --run-config 'scenario=\"{scenario.name}\"'"),
+            _tell,
+            keep_model=not deployed,
+            checkpoint=checkpoint,
+        )
 
 
 def _scenario(source: str) -> Scenario:
@@ -67,13 +75,17 @@ def _scenario(source: str) -> Scenario:
     return load(beside if beside.is_file() else path)
 
 
-def _folder(out: Path, scenario: Scenario, deployed: bool) -> RunFolder:
-    """Go on in the folder that `fedsparse run` has prepared, or make one for `flwr run`."""
-    if deployed and not (os.path.isfile(out / SCENARIO) and os.access(out, os.W_OK)):
+def _check_reached(out: Path) -> None:
+    """Refuse to work where `fedsparse run` would never see it."""
+    if not (os.path.isfile(out / SCENARIO) and os.access(out, os.W_OK)):
         raise ConfigError(
             f"the server cannot write into {out}, which `fedsparse run` has prepared: it runs as another user, in a "
             "container, or as a service with a /tmp and a /home of its own. Name a folder that both can write: --out."
         )
+
+
+def _folder(out: Path, scenario: Scenario) -> RunFolder:
+    """Go on in the folder that `fedsparse run` has prepared, or make one for `flwr run`."""
     if (out / SCENARIO).is_file() and (out / ROUNDS).is_file() and (out / ROUNDS).stat().st_size == 0:
         folder = RunFolder(out)
         if folder.scenario() != scenario:

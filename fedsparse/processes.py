@@ -26,12 +26,15 @@ def stop_all(mark: str, child: "subprocess.Popen[bytes] | None", patience: float
     for kind in (signal.SIGTERM, signal.SIGKILL):
         if child is not None and child.poll() is None:
             child.send_signal(kind)
-        for pid in marked(mark):
-            with suppress(ProcessLookupError):
-                os.kill(pid, kind)
+        told: set[int] = set()
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
-            if (child is None or child.poll() is not None) and not marked(mark):
+            there = set(marked(mark))
+            for pid in there - told:  # also those that one of them started before it heard
+                with suppress(ProcessLookupError):
+                    os.kill(pid, kind)
+            told |= there
+            if not there and (child is None or child.poll() is not None):
                 return
             time.sleep(0.05)
 

@@ -143,6 +143,7 @@ class CompressedStrategy(Strategy):
         self._refuse_unsafe()
         self._clients, self._accepted, self._total_error = Clients(), dict[str, int](), 0.0
         self._round: Asking | None = None
+        self._there: int | None = None  # clients online when the last round began
         self._warned = False
 
     def _refuse_unsafe(self) -> None:
@@ -180,7 +181,7 @@ class CompressedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Choose the cohort and add each client's directive to the inner strategy's messages."""
-        online = self._online(grid, server_round)
+        online = self._online(grid)
         there = self.conditions.present(list(online), server_round) if self.conditions else list(online)
         size = self.clients_per_round or sample_size(self.inner, "train", len(there))
         if self.conditions:
@@ -211,10 +212,13 @@ class CompressedStrategy(Strategy):
         self._round = Asking(base, layout, asked, report)
         return messages
 
-    def _online(self, grid: Grid, server_round: int) -> dict[str, int]:
-        first = self._round is None
-        wanted = self.min_clients or max(1, (self.num_clients or 0) if first else 0, self.clients_per_round or 0)
-        return self._clients.wait_for(grid, wanted, self.wait_timeout)
+    def _online(self, grid: Grid) -> dict[str, int]:
+        """Wait for clients; where a run begins or goes on, for as many as there are or were, since all connect anew."""
+        all_of_them = (self._there or self.num_clients or 0) if self._round is None else 0
+        wanted = self.min_clients or max(1, all_of_them, self.clients_per_round or 0)
+        online = self._clients.wait_for(grid, wanted, self.wait_timeout)
+        self._there = len(online)
+        return online
 
     def _plan(self, server_round: int, layout: Layout, cohort: list[str], online: int) -> Plan:
         exact = sum(entry.dtype.itemsize * prod(entry.shape) for entry in layout.exact)
@@ -370,6 +374,7 @@ class CompressedStrategy(Strategy):
             "run": self.run,
             "accepted": dict(self._accepted),
             "total_error": self._total_error,
+            "online": self._there,
             "compressor": self.policy.spec,
             "policy": self.policy.state_dict(),
             "conditions": self.conditions.state_dict() if self.conditions else None,
@@ -388,6 +393,7 @@ class CompressedStrategy(Strategy):
         self.run = str(state["run"])
         self._accepted = {str(client): int(update_id) for client, update_id in state["accepted"].items()}
         self._total_error = float(state["total_error"])
+        self._there = state.get("online")
         self.policy.load_state_dict(state["policy"])
         if self.conditions and state.get("conditions"):
             self.conditions.load_state_dict(state["conditions"])

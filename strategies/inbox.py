@@ -1,6 +1,7 @@
 """What comes back in a round: the first reply of each client that was asked, in time, and decoded."""
 
 import logging
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 # No honest client has more; beyond, sums and squares overflow.
 MOST_EXAMPLES, LARGEST_NORM = 1e12, 1e100
 MOST_REASON = 100_000  # characters of an error that are looked at
+_RAISED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>\s*$", re.DOTALL)  # a SuperNode of a ClientApp's exception
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ def _steps(reply: Message) -> float:
 
 
 def _last_line(reason: str) -> str:
-    """Return what a reason says in the end: Flower's engine gives Ray's whole coloured traceback."""
+    """Return what a reason says in the end: Flower's engine gives Ray's whole coloured traceback, its nodes a class."""
     plain = without_colours(reason[-MOST_REASON:])
+    if found := _RAISED.match(plain):
+        return brief(f"{found[1]}: {' '.join(found[2].split())}")
     return next((brief(line.strip()) for line in reversed(plain.splitlines()) if line.strip()), "no reason given")

@@ -62,6 +62,12 @@ def to_target(comparison: Comparison, variant: Variant) -> list[str]:
     return [text, f"{sum(entry[0] for entry in found) / len(found):.0f}"]
 
 
+def interval_note(comparison: Comparison) -> str:
+    """Say what ± means, where there is one."""
+    seeds = len(comparison.seeds)
+    return f"± is the 95 % confidence interval of the mean over {seeds} seeds (Student's t)." if seeds > 1 else ""
+
+
 def percent(value: Interval | None) -> str:
     """Write an accuracy."""
     if value is None:

@@ -328,7 +328,7 @@ class MemoryStore:
             os.unlink(path)
         os.replace(partial, path)
         if self.durable:
-            _sync_directory(self.directory)
+            sync(self.directory)
 
 
 def _check_age(path: Path, stored: Stored, acknowledged: int) -> None:
@@ -347,8 +347,9 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedsparse.errors import ConfigError
+from fedsparse.errors import ConfigError, shell
 
 app = typer.Typer(
     name="deploy", help="Real devices: make a federation, run its server and its nodes.", no_args_is_help=True
@@ -34,13 +34,13 @@ def init(
     _say("")
     _say("next:")
     for command, where in (
-        (f"fedsparse deploy server {directory}", "here"),
-        (f"scp -r {directory}/node-0 DEVICE:", "each node's folder to its device; it has a private key"),
+        (f"fedsparse deploy server {shell(directory)}", "here"),
+        (f"scp -r {shell(directory / 'node-0')} DEVICE:", "each node's folder to its device; it has a private key"),
         ("fedsparse deploy node node-0", "there"),
     ):
         _say(f"  {command:<40} # {where}")
     _say("")
-    _say(f"`fedsparse doctor {directory}`, and there `fedsparse doctor node-0`, say what is missing.")
+    _say(f"`fedsparse doctor {shell(directory)}`, and there `fedsparse doctor node-0`, say what is missing.")
 
 
 @app.command()
@@ -133,14 +133,33 @@ def status(directory: FederationArgument) -> None:
         if each.reason is not None:
             _say(f"node {each.node} failed last: {each.reason}")
     if not found.running:
-        _say(f"the server is not running: fedsparse deploy server {directory}")
+        _say(f"the server is not running: fedsparse deploy server {shell(directory)}")
     if found.refused:
         _say(f"{found.refused} requests were refused at the gateway; see {federation.server / 'logs' / 'gateway.log'}")
     _say(
         f"latest run: {found.run}"
         if found.run
-        else f"no run yet: fedsparse run SCENARIO --engine deployment --federation {directory}"
+        else f"no run yet: fedsparse run SCENARIO --engine deployment --federation {shell(directory)}"
     )
+
+
+@app.command()
+def stop(directory: FederationArgument) -> None:
+    """Stop the run that goes on in the federation in DIR, wherever it was started; server and nodes stay.
+
+    `fedsparse run ... --resume` goes on with it.
+    """
+    from fedsparse.deploy.control import Control
+    from fedsparse.deploy.federation import Federation
+
+    federation = Federation.open(directory)
+    control = Control(federation.inner, federation.ca)
+    going = control.going()
+    for run_id in going:
+        control.stop(run_id)
+        _say(f"stopped run {run_id}")
+    if not going:
+        _say("no run goes on")
 
 
 def doctor(

@@ -10,7 +10,7 @@ from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNo
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from fedsparse.errors import RunError
+from fedsparse.errors import RunError, shell
 
 
 class Control:
@@ -36,7 +36,7 @@ class Control:
         except httpx.TransportError as error:
             raise RunError(
                 f"the federation's server does not answer at {self._address} ({error}): start it with "
-                f"`fedsparse deploy server {self._folder}`."
+                f"`fedsparse deploy server {shell(self._folder)}`."
             ) from None
         except httpx.HTTPStatusError as error:
             raise RunError(f"the SuperLink refuses: {error.response.text[:300]}") from None
@@ -61,6 +61,10 @@ class Control:
         """Return all runs by their id."""
         with self._client() as client:
             return dict(client.ListRuns(ListRunsRequest()).run_dict)
+
+    def going(self) -> list[int]:
+        """Return the ids of the runs that are not finished."""
+        return [run_id for run_id, run in self.runs().items() if run.status.status != "finished"]
 
     def stop(self, run_id: int) -> None:
         """Stop a run."""

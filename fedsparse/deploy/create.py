@@ -9,7 +9,7 @@ import tomli_w
 
 from fedsparse.deploy import keys
 from fedsparse.deploy.federation import CA, FEDERATION, FORMAT, NODE, NODE_KEY, Federation, FederationFile
-from fedsparse.errors import ConfigError
+from fedsparse.errors import ConfigError, shell
 from fedsparse.run.folder import write_text
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*\.?$")
@@ -45,12 +45,19 @@ def create(path: Path, host: str, nodes: int, port: int, inner_port: int) -> Fed
     if (path / FEDERATION).is_file():
         raise ConfigError(
             f"{path} already holds a federation, and its keys would be lost: add nodes with `fedsparse deploy add "
-            f"{path}`, renew the server's certificate with `fedsparse deploy renew {path}`, or choose another folder."
+            f"{shell(path)}`, renew the server's certificate with `fedsparse deploy renew {shell(path)}`, or choose "
+            "another folder."
         )
     if (path.is_dir() and any(path.iterdir())) or path.is_file():
         raise ConfigError(f"{path} is not an empty folder: choose another.")
     file = FederationFile(
-        format=FORMAT, name=path.absolute().name, host=host, port=port, inner_port=inner_port, nodes={}
+        format=FORMAT,
+        name=path.absolute().name,
+        host=host,
+        port=port,
+        inner_port=inner_port,
+        bind="::" if _is_v6(host) else "0.0.0.0",
+        nodes={},
     )
     federation = Federation(path, file)
     made = [parent for parent in (federation.path, *federation.path.parents) if not parent.exists()]
@@ -74,6 +81,11 @@ def renew(federation: Federation, days: int = keys.SERVER_DAYS) -> None:
         )
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename} is missing: without it no certificate can be signed.") from None
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{federation.ca} and {federation.ca_key} are no certificate and its key: bring both back from a copy, or "
+            "make a new federation."
+        ) from None
 
 
 def add(federation: Federation, count: int) -> Federation:
@@ -119,6 +131,13 @@ def _make_node(federation: Federation, number: int, total: int) -> bytes:
     text = _NODE_TEXT.format(number=number, name=federation.file.name, folder=folder.name, values=tomli_w.dumps(values))
     write_text(folder / NODE, text)
     return public
+
+
+def _is_v6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def check_host(host: str) -> None:

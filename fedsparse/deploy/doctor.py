@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedsparse.deploy import keys
-from fedsparse.deploy.checks import Finding, Level, connection
+from fedsparse.deploy.checks import Finding, connection
 from fedsparse.deploy.federation import FEDERATION, NODE, Federation, Node
+from fedsparse.deploy.server_files import server_files
 from fedsparse.deploy.versions import installed
-from fedsparse.errors import ConfigError, FedsparseError
+from fedsparse.errors import ConfigError, FedsparseError, shell
 
 DISK_LOW, DISK_FULL = 1 << 30, 100 << 20
 # Model, gradient, update, residual and frame, and a second of each while they change hands.
@@ -140,7 +140,7 @@ def _server(federation: Federation) -> Iterator[Finding]:
     else:
         yield Finding("ok", f"{federation.ca_key} is not here; only `fedsparse deploy renew` needs it")
     yield from _secret(federation.key)
-    yield from _certificate(federation)
+    yield from server_files(federation)
     keys_left = [number for number in file.nodes if (federation.node_folder(number) / "node.key").is_file()]
     if keys_left:
         yield Finding(
@@ -151,18 +151,7 @@ def _server(federation: Federation) -> Iterator[Finding]:
     if healthy(federation):
         yield Finding("ok", f"server: the SuperLink answers at {federation.inner}")
     else:
-        yield Finding("warn", "server: it is not running", f"fedsparse deploy server {federation.path}")
-
-
-def _certificate(federation: Federation) -> Iterator[Finding]:
-    try:
-        end, left = keys.expiry(federation.certificate)
-    except (OSError, ValueError):
-        yield Finding("fix", f"{federation.certificate} cannot be read", f"fedsparse deploy renew {federation.path}")
-        return
-    text, todo = f"certificate: valid until {end:%Y-%m-%d}", f"fedsparse deploy renew {federation.path}"
-    level: Level = "fix" if left < 0 else "warn" if left < keys.SOON_DAYS else "ok"
-    yield Finding(level, text, todo if level != "ok" else "")
+        yield Finding("warn", "server: it is not running", f"fedsparse deploy server {shell(federation.path)}")
 
 
 def _secret(path: Path) -> Iterator[Finding]:
@@ -172,4 +161,4 @@ def _secret(path: Path) -> Iterator[Finding]:
         yield Finding("fix", f"{path}: {error.strerror}", "copy the folder again")
         return
     if mode & 0o077:
-        yield Finding("fix", f"{path} can be read by others (mode {mode:o})", f"chmod 600 {path}")
+        yield Finding("fix", f"{path} can be read by others (mode {mode:o})", f"chmod 600 {shell(path)}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedsparse.errors import ConfigError
+from fedsparse.errors import ConfigError, shell
 from fedsparse.flower_programs import reach_loopback_directly
 
 FORMAT = 1
@@ -97,9 +97,11 @@ class Federation:
             No federation, or a file that somebody broke.
         """
         if (path / NODE).is_file():
-            raise ConfigError(f"{path} is a node's folder: start it with `fedsparse deploy node {path}`.")
+            raise ConfigError(f"{path} is a node's folder: start it with `fedsparse deploy node {shell(path)}`.")
         if not (path / FEDERATION).is_file():
-            raise ConfigError(f"{path} holds no federation: make one with `fedsparse deploy init {path} --host NAME`.")
+            raise ConfigError(
+                f"{path} holds no federation: make one with `fedsparse deploy init {shell(path)} --host NAME`."
+            )
         reach_loopback_directly()  # whatever speaks to the federation's own servers begins here
         return cls(path, read(path / FEDERATION, FederationFile))
 
@@ -135,6 +137,11 @@ class Federation:
         return self.server / SERVER_KEY
 
     @property
+    def database(self) -> Path:
+        """Where Flower's SuperLink keeps nodes, runs and messages."""
+        return self.server / "state.db"
+
+    @property
     def inner(self) -> str:
         """Where Flower's SuperLink listens, for this machine alone."""
         return f"127.0.0.1:{self.file.inner_port}"
@@ -149,10 +156,22 @@ class Federation:
 
         from fedsparse.deploy.keys import from_openssh
 
-        try:
-            return {from_openssh(text.encode()): number for number, text in self.file.nodes.items()}
-        except (ValueError, AssertionError, UnsupportedAlgorithm):
-            raise ConfigError(f"{self.path / FEDERATION}: a public key under [nodes] is damaged.") from None
+        found: dict[bytes, str] = {}
+        for number, text in self.file.nodes.items():
+            try:
+                key = from_openssh(text.encode())
+            except (ValueError, AssertionError, UnsupportedAlgorithm):
+                raise ConfigError(
+                    f"{self.path / FEDERATION}: the public key of node {number} is damaged: take the node out with "
+                    f"`fedsparse deploy remove {shell(self.path)} {number}`, and make a new one with `deploy add`."
+                ) from None
+            if key in found:
+                raise ConfigError(
+                    f"{self.path / FEDERATION}: nodes {found[key]} and {number} have one and the same key: each device "
+                    f"needs its own. Take one out with `fedsparse deploy remove {shell(self.path)} {number}`."
+                )
+            found[key] = number
+        return found
 
 
 class Node:

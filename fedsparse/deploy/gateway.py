@@ -77,6 +77,7 @@ class Gateway:
         self._counts: dict[str, dict[str, Any]] = defaultdict(lambda: {"requests": 0, "up": 0, "down": 0})
         self._counts.update(read_traffic(federation))
         self._written, self._held, self._replay = 0.0, 0, Replay()
+        self._later: asyncio.TimerHandle | None = None
         self._in_flight: dict[str, int] = defaultdict(int)  # node -> bytes of its requests that are being worked on
         self._minute, self._refused = 0, Counter[str]()  # reason -> how often in this minute
         routes = [
@@ -203,8 +204,13 @@ class Gateway:
         self._write()
 
     def _write(self) -> None:
-        if time.monotonic() - self._written > WRITE_EVERY_S:
-            self._written = time.monotonic()
+        """Write the counts, now or when it is time."""
+        wait = self._written + WRITE_EVERY_S - time.monotonic()
+        if wait > 0:
+            if self._later is None:
+                self._later = asyncio.get_running_loop().call_later(wait, self._write)
+        else:
+            self._written, self._later = time.monotonic(), None
             try:
                 write_text(self._path, json.dumps(self._counts))
             except OSError as error:

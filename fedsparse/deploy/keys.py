@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -34,10 +35,17 @@ def make_ca(certificate: Path, key: Path, name: str) -> None:
 
 
 def make_server(certificate: Path, key: Path, ca_certificate: Path, ca_key: Path, host: str, days: int) -> None:
-    """Make the server's key and certificate, valid for `host` and for this machine itself."""
+    """Make the server's key and certificate, valid for `host` and for this machine itself.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The authority's files are damaged, or do not belong together.
+    """
     ca = x509.load_pem_x509_certificate(ca_certificate.read_bytes())
     ca_private = form.load_pem_private_key(ca_key.read_bytes(), None)
-    assert isinstance(ca_private, ec.EllipticCurvePrivateKey)
+    if not isinstance(ca_private, ec.EllipticCurvePrivateKey) or ca_private.public_key() != ca.public_key():
+        raise ValueError("not the authority's key")
     private = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
     names = [general_name(name) for name in dict.fromkeys((host, *LOOPBACK))]
@@ -90,6 +98,35 @@ def from_openssh(text: bytes) -> bytes:
 def flower_form(public: ec.EllipticCurvePublicKey) -> bytes:
     """Write a public key as it stands in Flower's requests."""
     return public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+
+
+def is_pair(certificate: Path, key: Path) -> bool:
+    """Whether a private key is that of a certificate.
+
+    Raises
+    ------
+    OSError, ValueError, TypeError
+        One of them cannot be read, or is damaged.
+    """
+    private = form.load_pem_private_key(key.read_bytes(), None)
+    return private.public_key() == x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+
+
+def is_signed_by(certificate: Path, authority: Path) -> bool:
+    """Whether a certificate is signed by an authority.
+
+    Raises
+    ------
+    OSError, ValueError
+        One of them cannot be read, or is damaged.
+    """
+    ca = x509.load_pem_x509_certificate(authority.read_bytes())
+    signed = x509.load_pem_x509_certificate(certificate.read_bytes())
+    try:
+        signed.verify_directly_issued_by(ca)
+        return True
+    except (InvalidSignature, ValueError, TypeError):
+        return False
 
 
 def expiry(certificate: Path) -> tuple[datetime, int]:

@@ -1,9 +1,11 @@
 """A device: Flower's SuperNode, kept running, with its error memory on the disk and in nobody else's way."""
 
+import platform
 import re
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,13 +13,13 @@ from pathlib import Path
 from fedsparse.deploy.checks import Finding, first_problem
 from fedsparse.deploy.federation import Node
 from fedsparse.deploy.fleet import sign_off
-from fedsparse.deploy.supervise import QUICK, Child, Supervisor
-from fedsparse.errors import ConfigError
+from fedsparse.deploy.supervise import QUICK, Child, Sayings, Supervisor
+from fedsparse.errors import ConfigError, brief
 from fedsparse.flower_programs import flower_environment, free_port, program
 from fedsparse.run.folder import write_text
 from fedsparse.run.lock import exclusive
 
-CHECK_EVERY_S, TIDY_EVERY_S = 15.0, 3600.0
+CHECK_EVERY_S, TIDY_EVERY_S, TAKEN_S = 15.0, 3600.0, 150.0
 # Flower holds a node for connected as long as its last heartbeat promised.
 STILL_CONNECTED = "305"
 FLOWER_ID = "flower-id"
@@ -36,7 +38,9 @@ class NodeRunner:
     """
 
     def __init__(self, node: Node, say: Callable[[str], None]) -> None:
-        self._node, self._say = node, say
+        self._node, self._say = node, Sayings(say)
+        self._taken_since: float | None = None
+        self._failing = False  # the log is about to tell why training failed
         self._problem: str | None = "not connected yet"
         self._checked, self._tidied = 0.0, -TIDY_EVERY_S
         self._checking: threading.Thread | None = None
@@ -74,9 +78,14 @@ class NodeRunner:
             Supervisor([self.child], mark_of(node), self._ended, self._tick).run()
 
     def _listen(self, line: str) -> None:
-        """Note Flower's id for this node; start again where a reply was given up, for the server to ask again."""
+        """Note Flower's id for this node, and failures; start again where a reply was given up, to be asked again."""
         if found := _ID.search(line):
-            write_text(self._node.path / FLOWER_ID, found[1])
+            self._taken_since = None
+            write_text(self._node.path / FLOWER_ID, f"{found[1]} {owner(self._node)}")
+        if self._failing and line[:1].strip() and not line.startswith("Traceback"):
+            self._failing = False
+            self._say(f"training failed here: {brief(line)}", f"training {line[:40]}")
+        self._failing |= "ClientApp raised an exception" in line
         if "Failed to send message" in line and (process := self.child.process) is not None:
             self._say("a reply could not be sent: starting again, so that the server asks for it again")
             process.terminate()
@@ -85,16 +94,32 @@ class NodeRunner:
         """Let the server forget a SuperNode that was killed, or died with the power."""
         with suppress(OSError, ValueError):
             path = self._node.path / FLOWER_ID
-            if sign_off(self._node, int(path.read_text())):
+            number, whose = path.read_text().split(" ", 1)
+            # The id in a copy of another device's folder is not ours to sign off: that may well live.
+            if whose == owner(self._node) and sign_off(self._node, int(number)):
                 path.unlink()
 
     def _ended(self, child: Child, code: int) -> None:
         text = "\n".join(child.tail)
         if f"Exit Code: {STILL_CONNECTED}" in text:
-            self._say(f"the server still counts this node as connected; again in {child.pause_s:.0f} s")
+            self._is_taken(child)
         else:
-            self._say(f"flower-supernode ended with code {code} ({child.last_words}); again in {child.pause_s:.0f} s")
+            text = f"flower-supernode ended with code {code} ({child.last_words}); again in {child.pause_s:.0f} s"
+            self._say(text, f"ended {code}")
         self._checked = 0.0
+
+    def _is_taken(self, child: Child) -> None:
+        """Say why the server refuses this node: its own earlier connection at first, in the long run another device."""
+        self._taken_since = self._taken_since or time.monotonic()
+        if time.monotonic() - self._taken_since < TAKEN_S:
+            self._say(
+                f"the server still counts this node as connected; again in {child.pause_s:.0f} s", STILL_CONNECTED
+            )
+        else:
+            self._say(
+                "the server has counted this node as connected for minutes: another device seems to run with a copy "
+                "of this folder. Each needs its own: on the server, `fedsparse deploy add DIR` makes one."
+            )
 
     def _tick(self) -> None:
         if time.monotonic() - self._tidied > TIDY_EVERY_S:
@@ -112,11 +137,20 @@ class NodeRunner:
         text = _words(finding) if finding is not None else None
         if text != self._problem:
             self._problem = text
+            if text is None:
+                self._say.forget()
             self._say(text or f"connected to {self._node.file.server}")
 
 
 def _words(finding: Finding) -> str:
     return f"{finding.what}. {finding.todo[:1].upper()}{finding.todo[1:]}." if finding.todo else f"{finding.what}."
+
+
+def owner(node: Node) -> str:
+    """Return what tells this folder from its copies, also on other devices: its path and the network's address."""
+    address = uuid.getnode()
+    device = platform.node() if address >> 40 & 1 else f"{address:012x}"  # that bit: there is none, and this is drawn
+    return f"{device} {node.path}"
 
 
 def node_config(node: Node) -> str:

@@ -11,10 +11,10 @@ from contextlib import suppress
 
 import tomli_w
 
-from fedsparse.deploy import keys
 from fedsparse.deploy.control import Control
-from fedsparse.deploy.federation import Federation
-from fedsparse.deploy.supervise import QUICK, Child, Supervisor
+from fedsparse.deploy.federation import FEDERATION, Federation
+from fedsparse.deploy.server_files import check_server_files
+from fedsparse.deploy.supervise import QUICK, Child, Sayings, Supervisor
 from fedsparse.errors import ConfigError, RunError
 from fedsparse.flower_programs import flower_environment, program
 from fedsparse.run.folder import write_text
@@ -38,14 +38,14 @@ class Server:
     """
 
     def __init__(self, federation: Federation, say: Callable[[str], None]) -> None:
-        self._federation, self._say = federation, say
+        self._federation, self._say = federation, Sayings(say)
         logs, environment = federation.server / "logs", server_environment(federation)
         ca = str(federation.ca)
         superlink = [
             program("flower-superlink"),
             *("--ssl-ca-certfile", ca, "--ssl-certfile", str(federation.certificate)),
             *("--ssl-keyfile", str(federation.key), "--enable-supernode-auth", "--isolation", "process"),
-            *("--database", str(federation.server / "state.db"), "--disable-runtime-dependency-installation"),
+            *("--database", str(federation.database), "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(federation.file.inner_port)),
         ]
         executor = [program("flower-superexec"), "--root-certificates", ca]
@@ -61,10 +61,11 @@ class Server:
         Raises
         ------
         ConfigError
-            Another server runs in the same folder, a port is taken, the certificate has expired.
+            Another server runs in the same folder, a port is taken, or one of its files would not do.
         """
         federation = self._federation
-        check_certificate(federation)
+        for finding in check_server_files(federation):
+            self._say(f"{finding.what}: {finding.todo}")
         with exclusive(federation.server, f"a server of {federation.path} runs already: stop it first."):
             _check_ports(federation)
             _write_connection(federation)
@@ -97,7 +98,8 @@ class Server:
             self._say(f"logs are in {self._federation.server / 'logs'}; stop with Ctrl-C")
 
     def _ended(self, child: Child, code: int) -> None:
-        self._say(f"{child.name} ended with code {code} ({child.last_words}); again in {child.pause_s:.0f} s")
+        text = f"{child.name} ended with code {code} ({child.last_words}); again in {child.pause_s:.0f} s"
+        self._say(text, f"{child.name} {code}")
 
 
 def server_environment(federation: Federation) -> dict[str, str]:
@@ -132,21 +134,6 @@ def _listens(federation: Federation) -> bool:
         return False
 
 
-def check_certificate(federation: Federation) -> None:
-    """Refuse to serve with a certificate that every node would refuse."""
-    for file in (federation.ca, federation.certificate, federation.key):
-        if not file.is_file():
-            raise ConfigError(f"{file} is missing: `fedsparse deploy renew {federation.path}` makes a certificate.")
-    end, left = keys.expiry(federation.certificate)
-    if left < 0:
-        raise ConfigError(
-            f"the server's certificate expired on {end:%Y-%m-%d}: renew it with `fedsparse deploy renew "
-            f"{federation.path}`, and nodes will connect again by themselves."
-        )
-    if left < keys.SOON_DAYS:
-        log.warning("the server's certificate expires in %d days: fedsparse deploy renew %s", left, federation.path)
-
-
 def _check_ports(federation: Federation) -> None:
     for host, port, key in (
         (federation.file.bind, federation.file.port, "port"),
@@ -159,7 +146,7 @@ def _check_ports(federation: Federation) -> None:
             except OSError as error:
                 raise ConfigError(
                     f"cannot listen on {host}:{port} ({error.strerror}): free it, or change {key} in "
-                    f"{federation.path / 'federation.toml'}."
+                    f"{federation.path / FEDERATION}."
                 ) from None
 
 

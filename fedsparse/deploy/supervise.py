@@ -18,6 +18,7 @@ from fedsparse.processes import stop_all
 
 LOG_BYTES, LOG_FILES = 1_000_000, 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 1.0, 30.0, 60.0
+AGAIN_AFTER_S = 600.0
 _PR_SET_PDEATHSIG = 1
 # Flower's executors look for work every second.
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
@@ -64,7 +65,7 @@ class Child:
         self._pause, self._began, self._next = FIRST_PAUSE_S, 0.0, 0.0
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log = logging.Logger(name)
-        handler = _Log(log, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
+        handler = _Log(log, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", delay=True)
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._log.addHandler(handler)
 
@@ -141,6 +142,30 @@ class Child:
                 with suppress(Exception):
                     if self.on_line is not None:
                         self.on_line(line)
+
+
+class Sayings:
+    """Passes on what people should know, the same thing again only after some minutes: a device may try for weeks.
+
+    Parameters
+    ----------
+    say : callable
+        Gets the texts.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._said = say, dict[str, float]()
+
+    def __call__(self, text: str, about: str | None = None) -> None:
+        """Say `text`, unless something `about` the same was said a short while ago."""
+        now, about = time.monotonic(), about or text
+        if now - self._said.get(about, -AGAIN_AFTER_S) >= AGAIN_AFTER_S:
+            self._said[about] = now
+            self._say(text)
+
+    def forget(self) -> None:
+        """Say everything anew: what was wrong has been mended."""
+        self._said.clear()
 
 
 class _Log(RotatingFileHandler):

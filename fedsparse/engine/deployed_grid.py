@@ -109,6 +109,10 @@ class DeployedGrid(WrappedGrid):
         Flower's.
     """
 
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self._names: dict[int, str] = {}
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their replies, each the first that comes.
 
@@ -146,7 +150,9 @@ class DeployedGrid(WrappedGrid):
                 pause = POLL_S
             if time.monotonic() - looked > NODES_EVERY_S:
                 looked = time.monotonic()
-                since = {node.node_id: _seconds(node.last_activated_at) for node in self._grid.get_nodes()}
+                nodes = list(self._grid.get_nodes())
+                self._names |= {node.node_id: node.name for node in nodes if node.name}
+                since = {node.node_id: _seconds(node.last_activated_at) for node in nodes}
                 waiting |= self._restarted(waiting, since)
                 waiting |= self._back(gone, since, replies)
             time.sleep(pause)
@@ -170,7 +176,7 @@ class DeployedGrid(WrappedGrid):
 
     def _again(self, sent: _Sent, reason: str) -> dict[str, _Sent]:
         meta = sent.message.metadata
-        log.warning("node %d is asked again: %s", meta.dst_node_id, reason)
+        log.warning("node %s is asked again: %s", self._names.get(meta.dst_node_id, meta.dst_node_id), reason)
         return self._send([_anew(sent.message)], sent.tries + 1)
 
     def _restarted(self, waiting: dict[str, _Sent], since: dict[int, float]) -> dict[str, _Sent]:

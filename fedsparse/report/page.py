@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsparse.compare.results import Comparison, Run, Variant, read
-from fedsparse.compare.table import header, megabytes, rows
+from fedsparse.compare.table import header, interval_note, megabytes, rows
 from fedsparse.report import figures
 from fedsparse.report.assets import SCRIPT, STYLE
 from fedsparse.report.findings import findings
@@ -159,11 +159,11 @@ def _setting(variant: Variant) -> str:
 
 def _table_note(comparison: Comparison) -> str:
     notes = ["Accuracy on the test set after the last round."]
-    if len(comparison.seeds) > 1:
-        notes.append(
-            f"± is the 95 % confidence interval of the mean over {len(comparison.seeds)} seeds (Student's t). The same "
-            "seed means the same data split, initial model and cohorts, so differences are taken seed by seed."
+    if note := interval_note(comparison):
+        same = (
+            "The same seed means the same data split, initial model and cohorts, so differences are taken seed by seed."
         )
+        notes += [note, same]
     if comparison.shows_target and comparison.target is not None:
         source = (
             "set in the scenario" if comparison.target_is_given else "the first variant's mean accuracy minus one point"

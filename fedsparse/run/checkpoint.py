@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsparse.compression.memory import sync
 from fedsparse.compression.memory_vectors import digest
 from fedsparse.errors import RunError
 from fedsparse.run.folder import CHECKPOINT, suppress_disk_errors
@@ -55,10 +56,11 @@ class Checkpoint:
     average: Arrays = field(default_factory=dict)
     contexts: dict[int, bytes] = field(default_factory=dict)
 
-    def save(self, run_folder: Path) -> None:
+    def save(self, run_folder: Path, *, durable: bool = False) -> None:
         """Write it below a run's folder, then remove the one before.
 
-        Never over an older file: ext4 then waits for the disk, longer than a small round takes.
+        Never over an older file: ext4 then waits for the disk, longer than a small round takes. What is to be durable
+        waits for it, so that it outlives the power of the machine and not only the process.
 
         Raises
         ------
@@ -81,7 +83,11 @@ class Checkpoint:
             folder.mkdir(exist_ok=True)
             try:
                 partial.write_bytes(save(arrays, {"fedsparse": text}))
+                if durable:
+                    sync(partial)
                 os.rename(partial, target)
+                if durable:
+                    sync(folder)
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise

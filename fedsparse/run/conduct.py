@@ -117,7 +117,7 @@ def run_scenario(
         if scenario.engine.name == "deployment":
             from fedsparse.run.on_deployment import run_on_deployment
 
-            return run_on_deployment(scenario, Path(out), on_event, overwrite, resume, command)
+            return run_on_deployment(scenario, Path(out), on_event, overwrite, resume, command, verbose=verbose)
         checkpoint = None
         if resume and is_ours(Path(out)):
             from fedsparse.run.resume import find

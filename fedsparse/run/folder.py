@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsparse.errors import ConfigError, RunError
-from fedsparse.run.lock import LOCK
+from fedsparse.run.lock import LOCK, SERVERAPP_LOCK
 from fedsparse.scenario import Scenario, from_toml, to_toml
 
 SCENARIO, ROUNDS, SUMMARY = "scenario.toml", "rounds.jsonl", "summary.json"
@@ -66,10 +66,13 @@ class RunFolder:
         """Where the clients of this run keep their error memory."""
         return self.path / "memory"
 
-    def add_round(self, line: dict[str, Any]) -> None:
-        """Append one round; it is on its way to the disk when this returns."""
+    def add_round(self, line: dict[str, Any], *, durable: bool = False) -> None:
+        """Append one round; it is on its way to the disk when this returns, or there if it is to be durable."""
         with suppress_disk_errors(self.path), open(self.path / ROUNDS, "a", encoding="utf-8") as file:
             file.write(_written(line))
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the rounds written so far; a last line that a killed process left unfinished does not count."""
@@ -159,7 +162,7 @@ def _only_begun(folder: Path) -> bool:
 
 def _is_partial(path: Path) -> bool:
     """Whether this is no result: what a killed process left, or the lock of a live one."""
-    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".partial"))
+    return path.name in (LOCK, SERVERAPP_LOCK) or (path.name.startswith(".") and path.name.endswith(".partial"))
 
 
 def _remove_partial(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,10 +10,14 @@ from pathlib import Path
 from fedsparse.errors import ConfigError
 
 LOCK = ".lock"
+SERVERAPP_LOCK = ".serverapp.lock"  # of the process that conducts a run for the one that holds LOCK
+LOOK_S = 0.2
 
 
 @contextmanager
-def exclusive(folder: str | os.PathLike[str], busy: str | None = None) -> Iterator[None]:
+def exclusive(
+    folder: str | os.PathLike[str], busy: str | None = None, *, name: str = LOCK, patience: float = 0.0
+) -> Iterator[None]:
     """Hold a folder, which is made where it is missing, against other processes.
 
     The kernel drops the lock when a process dies, so none is ever stale.
@@ -22,17 +27,22 @@ def exclusive(folder: str | os.PathLike[str], busy: str | None = None) -> Iterat
     folder : path
     busy : str, optional
         What to say where another process holds it.
+    name : str
+        Of the lock's file.
+    patience : float
+        Seconds to wait for another process.
 
     Raises
     ------
     ConfigError
         Another process holds it, or it cannot be written.
     """
-    path = Path(folder).absolute() / LOCK
+    path, deadline = Path(folder).absolute() / name, time.monotonic() + patience
     made = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = _take(path)
+        while (handle := _take(path)) is None and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
     except OSError as error:
         raise ConfigError(f"cannot write into the output folder {folder}: {error.strerror}.") from None
     if handle is None:

@@ -1,6 +1,7 @@
 """The round loop: configure, send, aggregate, evaluate, write down."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from strategies.inner_state import capture, forgotten, restore
 
 log = logging.getLogger(__name__)
 
+SIMULATED_WAIT_S = 600.0  # for clients that another process starts; real devices come when they come
 # Keys of every line that this loop may not know, or not in every round.
 _UNKNOWN: dict[str, Any] = {"eval_loss": None, "eval_accuracy": None, "objective": None}
 
@@ -48,6 +50,7 @@ def make_strategy(scenario: Scenario, task: Task, run: str) -> CompressedStrateg
         frozen=task.frozen,
         run=run,
         rounds=scenario.rounds,
+        wait_timeout=math.inf if scenario.engine.name == "deployment" else SIMULATED_WAIT_S,
         conditions=make_conditions(scenario, task.flop_per_step, steps) if scenario.devices.mix else None,
         step_size=lambda server_round: schedule.multiplier(server_round, scenario.rounds, 0, steps),
     )
@@ -78,6 +81,7 @@ class Training:
         self.arrays: dict[str, NDArray[Any]] = task.arrays
         self.lines: list[dict[str, Any]] = []
         self.done, self._earlier_s, self._began = 0, 0.0, time.monotonic()
+        self._durable = scenario.engine.name == "deployment"  # hours of real devices: not lost with the server's power
         self._model, self._contexts = task.arrays, dict[int, bytes]()
         facts = {"input_shape": task.dataset.input_shape, "num_classes": task.dataset.num_classes}
         self._job, self._scenario_text = scenario.job(**facts), to_toml(scenario)
@@ -111,7 +115,7 @@ class Training:
             inner_arrays=arrays,
             average=self.average.state_dict(),
             contexts=getattr(grid, "states", {}),
-        ).save(self.folder.path)
+        ).save(self.folder.path, durable=self._durable)
 
     def rounds(self, grid: Grid, on_line: Callable[[dict[str, Any]], None], *, checkpoints: bool = True) -> None:
         """Run all rounds that are left; after each, write what is needed to go on after it.
@@ -165,6 +169,6 @@ class Training:
         values = report.to_json()
         line = {"round": values.pop("round"), "wall_s": round(time.monotonic() - began, 6)}
         line |= _UNKNOWN | values | evaluation
-        self.folder.add_round(line)
+        self.folder.add_round(line, durable=self._durable)
         self.lines.append(line)
         return line

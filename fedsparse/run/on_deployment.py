@@ -1,24 +1,23 @@
 """Run a scenario on the real devices of a federation, and follow it from the server's machine."""
 
-import json
 import logging
-import re
-import subprocess
-import tempfile
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedsparse.deploy.attendance import Attendance
 from fedsparse.deploy.control import Control
 from fedsparse.deploy.federation import Federation
-from fedsparse.deploy.server import CONNECTION, server_environment
 from fedsparse.deploy.status import remember
-from fedsparse.engine.flower import CLIENT_APP, SERVER_APP, write_app
-from fedsparse.errors import ConfigError, RunError
+from fedsparse.deploy.submit import log_shown, log_tail, submit
+from fedsparse.engine.flower import CLIENT_APP, SERVER_APP
+from fedsparse.errors import ConfigError, FedsparseError, RunError, shell
 from fedsparse.run.checkpoint import Checkpoint
 from fedsparse.run.conduct import Listener
 from fedsparse.run.folder import DEPLOYMENT, SUMMARY, RunFolder, is_ours
+from fedsparse.run.iterates import IterateAverage
+from fedsparse.run.lock import SERVERAPP_LOCK, exclusive
 from fedsparse.run.on_flower import Follower
 from fedsparse.run.resume import find
 from fedsparse.run.signals import uninterrupted
@@ -28,9 +27,8 @@ from fedsparse.scenario import Scenario, to_toml
 
 log = logging.getLogger(__name__)
 
-FOLLOW_EVERY_S, SUBMIT_S = 0.5, 300.0
-COMPLETED, FAILED = "completed", "failed"  # Flower's words
-_RUN_ID = re.compile(r"\b(\d{6,20})\b")
+FOLLOW_EVERY_S, PATIENCE_S = 0.5, 30.0
+COMPLETED, FAILED, STOPPED = "completed", "failed", "stopped"  # Flower's words
 
 
 def run_on_deployment(
@@ -40,6 +38,8 @@ def run_on_deployment(
     overwrite: bool,
     resume: bool,
     command: str,
+    *,
+    verbose: bool = False,
     apps: tuple[str, str] = (SERVER_APP, CLIENT_APP),
 ) -> Summary:
     """Submit a run to a federation's SuperLink, and follow it until it is finished.
@@ -48,6 +48,8 @@ def run_on_deployment(
     ----------
     scenario, out, on_event, overwrite, resume, command
         As in `run_scenario`; ``engine.federation`` names the federation's folder.
+    verbose : bool
+        Show the ServerApp's log.
     apps : (str, str)
         ServerApp and ClientApp, as ``"package.module:attribute"`` of modules that are installed on both sides.
 
@@ -62,41 +64,57 @@ def run_on_deployment(
     control = Control(federation.inner, federation.ca)
     control.runs()  # fails where the server is away, before anything is written
     task = Task(scenario)
-    folder, checkpoint = RunFolder(out), None
-    if resume and is_ours(out):
-        earlier = find(out, scenario, replace=overwrite)
-        if stop_earlier(control, folder):
-            earlier = find(out, scenario, replace=overwrite)
-        if isinstance(earlier, Summary):
-            return earlier
-        checkpoint, overwrite = earlier, True
-    elif overwrite and is_ours(out):
-        stop_earlier(control, folder)
-    if checkpoint is None:
-        folder = RunFolder.create(out, scenario, overwrite=overwrite)
+    before = _prepare(control, scenario, out, overwrite, resume)
+    if isinstance(before, Summary):
+        return before
+    folder, checkpoint = RunFolder(out), before
     follower = Follower(scenario, task, folder, on_event, command, checkpoint.server_round if checkpoint else 0)
     while True:
         run_id = None
         try:
             with uninterrupted():  # a run that is submitted and not written down could not be stopped
-                run_id = _submit(federation, scenario, folder, command, checkpoint, apps)
+                run_id = submit(federation, _run_config(scenario, folder, command, checkpoint), apps)
                 remember(federation, folder.path)
                 folder.write_json(DEPLOYMENT, {"federation": str(federation.path), "run_id": run_id})
-            ended, details = _follow(control, run_id, follower)
+            with log_shown(federation, run_id, verbose):
+                first = checkpoint.strategy.get("online") if checkpoint else None
+                attendance = Attendance(federation, scenario, first or scenario.data.num_clients)
+                ended, details = _follow(control, run_id, follower, attendance)
         except KeyboardInterrupt:
             if run_id is not None:
                 with suppress(RunError):
                     control.stop(run_id)
+            _leave_a_model(scenario, task, folder)
             follower.conclude("interrupted")
             raise
         if ended == COMPLETED:
             return follower.result()
+        if ended == STOPPED:
+            _leave_a_model(scenario, task, folder)
+            raise RunError(follower.conclude("interrupted", RunError("the run was stopped on the server.")).error)
         checkpoint = _goes_on(out, folder, ended, checkpoint)
         if checkpoint is None:
-            error = RunError(f"the run on the federation {ended}: {details}{_log_tail(federation, run_id)}")
+            error = RunError(f"the run on the federation {ended}: {details}{log_tail(federation, run_id)}")
             raise RunError(follower.conclude("failed", error).error) from error
         log.warning("the ServerApp was lost (%s): it goes on after round %d", details, checkpoint.server_round)
         follower.back_to(checkpoint.server_round)
+
+
+def _prepare(
+    control: Control, scenario: Scenario, out: Path, overwrite: bool, resume: bool
+) -> Checkpoint | Summary | None:
+    """Return where a run goes on, its summary if it is complete, or None where it begins in a new folder."""
+    resume = resume and is_ours(out)
+    # Twice: what cannot be resumed stops nobody, and what is stopped may have got further.
+    if resume and isinstance(earlier := find(out, scenario, replace=overwrite), Summary):
+        return earlier
+    if is_ours(out) and (resume or overwrite):
+        stop_earlier(control, RunFolder(out))
+    with _nobody_writes(out):
+        if resume and (earlier := find(out, scenario, replace=overwrite)) is not None:
+            return earlier
+        RunFolder.create(out, scenario, overwrite=overwrite or resume)
+    return None
 
 
 def _goes_on(out: Path, folder: RunFolder, ended: str, before: Checkpoint | None) -> Checkpoint | None:
@@ -114,27 +132,34 @@ def _goes_on(out: Path, folder: RunFolder, ended: str, before: Checkpoint | None
     return checkpoint
 
 
-def stop_earlier(control: Control, folder: RunFolder) -> bool:
-    """Stop a run that still writes into the folder, whose follower was killed; return whether there was one."""
+def stop_earlier(control: Control, folder: RunFolder) -> None:
+    """Stop a run that still writes into the folder, whose follower was killed."""
     said: dict[str, Any] | None = folder.read_json(DEPLOYMENT)
-    run = control.runs().get(int(said["run_id"])) if said is not None else None
-    if said is None or run is None or run.status.status == "finished":
-        return False
-    log.warning("run %s still goes on in this folder: it is stopped", said["run_id"])
-    control.stop(int(said["run_id"]))
-    time.sleep(3)  # its ServerApp notices with its next request
-    return True
+    if said is not None and int(said["run_id"]) in control.going():
+        log.warning("run %s still goes on in this folder: it is stopped", said["run_id"])
+        control.stop(int(said["run_id"]))
 
 
-def _submit(
-    federation: Federation,
-    scenario: Scenario,
-    folder: RunFolder,
-    command: str,
-    checkpoint: Checkpoint | None,
-    apps: tuple[str, str],
-) -> int:
-    config = {
+def _nobody_writes(out: Path) -> AbstractContextManager[None]:
+    """Hold the folder against ServerApps; one whose run was stopped notices with its next request."""
+    busy = f"the ServerApp of an earlier run still writes into {out}: wait for it, or choose another folder with --out."
+    return exclusive(out, busy, name=SERVERAPP_LOCK, patience=PATIENCE_S)
+
+
+def _leave_a_model(scenario: Scenario, task: Task, folder: RunFolder) -> None:
+    """Write the model after the last complete round, which a stopped ServerApp has left in its checkpoint alone."""
+    with suppress(FedsparseError), _nobody_writes(folder.path):
+        checkpoint = Checkpoint.load(folder.path)
+        average = IterateAverage(scenario.evaluation.iterate_average, scenario.train.local_steps or 1)
+        if checkpoint is not None:
+            average.load_state_dict(checkpoint.average, checkpoint.model)
+        folder.write_model(average.arrays() if checkpoint is not None else task.arrays)
+
+
+def _run_config(
+    scenario: Scenario, folder: RunFolder, command: str, checkpoint: Checkpoint | None
+) -> dict[str, str | bool]:
+    return {
         "scenario": to_toml(scenario),
         "out": str(folder.path.absolute()),
         "memory-dir": "",
@@ -142,26 +167,11 @@ def _submit(
         "deployment": True,
         "resume": checkpoint is not None,
     }
-    with tempfile.TemporaryDirectory(prefix="fedsparse-app-") as app:
-        write_app(Path(app), config, *apps)
-        try:
-            process = _flwr(
-                federation, "run", app, CONNECTION, "--format", "json",
-                cwd=app, stderr=subprocess.STDOUT, timeout=SUBMIT_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:  # meanwhile nobody can interrupt us
-            raise RunError(f"the SuperLink did not take the run within {SUBMIT_S:.0f} s: see its log.") from None
-    text = process.stdout
-    with suppress(ValueError, KeyError):
-        return int(json.loads(text[text.index("{") : text.rindex("}") + 1])["run-id"])
-    if process.returncode == 0 and (found := _RUN_ID.search(text)):
-        return int(found[1])
-    raise RunError(f"the SuperLink did not take the run:\n{text.strip()[-2000:]}")
 
 
-def _follow(control: Control, run_id: int, follower: Follower) -> tuple[str, str]:
+def _follow(control: Control, run_id: int, follower: Follower, attendance: Attendance) -> tuple[str, str]:
     """Wait for the end; return how it ended in Flower's words, and the details."""
-    away = False
+    away, done = False, follower.told
     while True:
         follower.look()
         try:
@@ -169,6 +179,7 @@ def _follow(control: Control, run_id: int, follower: Follower) -> tuple[str, str
             if away:
                 log.warning("the SuperLink is back")
             away = False
+            attendance.look(control, follower.told > done)
         except RunError as error:
             if not away:
                 log.warning("%s; the run goes on when it is back", error)
@@ -180,31 +191,6 @@ def _follow(control: Control, run_id: int, follower: Follower) -> tuple[str, str
         if run.status.status == "finished":
             return run.status.sub_status, run.status.details
         time.sleep(FOLLOW_EVERY_S)
-
-
-def _flwr(federation: Federation, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Run a command of Flower's against the federation's SuperLink; it is none of the server's own processes."""
-    environment = server_environment(federation) | {"FEDSPARSE_FEDERATION": ""}
-    command = ["flwr", *arguments]
-    return subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        start_new_session=True,  # a Ctrl-C on the terminal is for us
-        **options,
-    )
-
-
-def _log_tail(federation: Federation, run_id: int) -> str:
-    try:
-        process = _flwr(federation, "log", str(run_id), CONNECTION, "--show", stderr=subprocess.DEVNULL, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = [line for line in process.stdout.splitlines() if line.strip()]
-    return ("\nits log ends:\n" + "\n".join(lines[-15:])) if lines else ""
 
 
 def check_federation(scenario: Scenario) -> None:
@@ -224,5 +210,5 @@ def check_federation(scenario: Scenario) -> None:
     if (there := len(federation.file.nodes)) < scenario.data.num_clients:
         raise ConfigError(
             f"data.num_clients = {scenario.data.num_clients}, but the federation {federation.file.name!r} has {there} "
-            f"nodes: set data.num_clients, or add nodes with `fedsparse deploy add {federation.path}`."
+            f"nodes: set data.num_clients, or add nodes with `fedsparse deploy add {shell(federation.path)}`."
         )

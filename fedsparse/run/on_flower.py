@@ -33,7 +33,7 @@ class Follower:
         rounds: int = 0,
     ) -> None:
         self._scenario, self._folder, self._on_event = scenario, folder, on_event
-        self._told = rounds
+        self.told = rounds  # how many have been told of
         accuracy = task.evaluate(task.arrays)[1]
         self._facts: dict[str, Any] = {"num_parameters": task.num_parameters, "initial_accuracy": accuracy}
         self._facts |= {"started": environment.now(), "command": command}
@@ -43,16 +43,14 @@ class Follower:
 
     def look(self) -> None:
         """Tell of the rounds that are done since."""
-        if self._on_event is None:
-            return
-        for line in self._folder.rounds()[self._told :]:
-            self._told += 1
-            if line["accepted"]:
+        for line in self._folder.rounds()[self.told :]:
+            self.told += 1
+            if line["accepted"] and self._on_event is not None:
                 self._on_event(RoundDone(self._scenario, line))
 
     def back_to(self, rounds: int) -> None:
         """Expect the rounds after that one anew."""
-        self._told = min(self._told, rounds)
+        self.told = min(self.told, rounds)
 
     def result(self) -> Summary:
         """Return what the ServerApp wrote down in the end."""

@@ -158,7 +158,11 @@ def check_engine(scenario: Scenario) -> None:
     """Check that the engine exists and that this machine has what it asks for."""
     from fedsparse.engine.resources import check_resources
 
-    engine = scenario.engine
+    engine, clients = scenario.engine, scenario.data.num_clients
+    if engine.min_clients is not None and engine.min_clients > clients:
+        raise ConfigError(
+            f"engine.min_clients = {engine.min_clients} is above data.num_clients = {clients}: no round could begin."
+        )
     if engine.name == "deployment":
         from fedsparse.run.on_deployment import check_federation
 

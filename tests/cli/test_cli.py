@@ -185,6 +185,7 @@ def test_compare_prints_the_table_and_can_rebuild_the_report(
     said = capsys.readouterr().out
     assert "2 variants x 2 seeds = 4 runs" in said
     assert "difference to dense" in said
+    assert "± is the 95 % confidence interval of the mean over 2 seeds" in said
     page = Path("runs/tiny/report.html")
     before = page.read_text()
     page.unlink()

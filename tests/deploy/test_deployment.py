@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from fleet import check_conservation
 
 from fedsparse.data import load_dataset, partition
+from fedsparse.deploy.control import Control
 from fedsparse.run import RoundDone, RunFolder, run_scenario
 from fedsparse.scenario import apply_overrides, from_toml
 from fedsparse.scenario.schema import Scenario
@@ -164,8 +166,7 @@ def test_a_late_node_joins_and_a_dead_server_is_resumed(make_fleet, tmp_path):
     """Two of three nodes begin; the server loses its power; the run goes on with all three."""
     fleet = make_fleet(3)
     fleet.start_server()
-    for number in (0, 1):
-        fleet.start_node(number)
+    fleet.start_node(0)
     out, toml = tmp_path / "run", tmp_path / "deployed.toml"
     toml.write_text(
         TOML.replace("num_clients = 4", "num_clients = 3").replace(
@@ -174,7 +175,11 @@ def test_a_late_node_joins_and_a_dead_server_is_resumed(make_fleet, tmp_path):
     )
     command = [sys.executable, "-m", "fedsparse.cli", "run", str(toml), "--engine", "deployment", "--out", str(out)]
     command += ["--federation", str(fleet.federation.path)]
-    first = subprocess.Popen(command, env=fleet.environment())
+    with (tmp_path / "first.out").open("w") as told:
+        first = subprocess.Popen(command, env=fleet.environment(), stderr=told)
+    words = "waiting for nodes: 1 of 2 are connected (not there: 1, 2)"
+    fleet.wait(lambda: words in (tmp_path / "first.out").read_text(), 60, "the word that it waits")
+    fleet.start_node(1)
     fleet.wait(lambda: len(RunFolder(out).rounds()) >= 2, 180, "two rounds")
     for process in (first, fleet.processes.pop("server")):
         process.kill()
@@ -199,3 +204,71 @@ def test_a_late_node_joins_and_a_dead_server_is_resumed(make_fleet, tmp_path):
     ).stdout
     assert [line.split()[:2] for line in shown.splitlines()[1:4]] == [["0", "online"], ["1", "online"], ["2", "online"]]
     assert f"latest run: {out}, 5 rounds" in shown
+
+
+def test_a_run_is_stopped_replaced_and_gone_on_with(make_fleet, tmp_path):
+    """By a signal, by `deploy stop`, by kill -9 of what follows it: nobody else writes, and nothing is lost."""
+    fleet = make_fleet(2)
+    fleet.start_server()
+    for number in (0, 1):
+        fleet.start_node(number)
+    out, toml = tmp_path / "my run", tmp_path / "deployed.toml"
+    toml.write_text(TOML.replace("num_clients = 4", "num_clients = 2").replace("rounds = 5", "rounds = 300"))
+    base = [sys.executable, "-m", "fedsparse.cli"]
+    command = [*base, "run", str(toml), "--engine", "deployment", "--out", str(out)]
+    command += ["--federation", str(fleet.federation.path)]
+    control = Control(fleet.federation.inner, fleet.federation.ca)
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([*command, *more], env=fleet.environment(), stderr=subprocess.PIPE, text=True)
+
+    def rounds() -> int:
+        return len(RunFolder(out).rounds())
+
+    def status() -> str:
+        return json.loads((out / "summary.json").read_text())["status"]
+
+    early = start()  # a signal while the run is being submitted
+    fleet.wait(lambda: (out / "rounds.jsonl").exists(), 60, "the folder")
+    early.terminate()
+    early.communicate(timeout=120)
+    assert control.going() == []
+
+    first = start("--overwrite")
+    fleet.wait(lambda: rounds() >= 2, 120, "two rounds")
+    first.terminate()
+    assert "stopped; what was done so far" in first.communicate(timeout=60)[1]
+    assert (first.returncode, status(), control.going()) == (130, "interrupted", [])
+    done = rounds()
+    assert time_stands_still(out)
+    inline(scenario(f"rounds={done}", "data.num_clients=2"), tmp_path / "inline")
+    left, simulated = (path / "model.safetensors" for path in (out, tmp_path / "inline"))
+    assert left.read_bytes() == simulated.read_bytes(), "what a stopped run leaves is its model"
+
+    second = start("--resume")
+    fleet.wait(lambda: rounds() > done, 120, "another round")
+    second.kill()
+    second.communicate()
+    assert len(control.going()) == 1, "the run goes on without whoever followed it"
+    other = subprocess.run(
+        [*command, "--resume", "--set", "train.lr=0.1"], env=fleet.environment(), capture_output=True, text=True
+    )
+    assert other.returncode == 2
+    assert "cannot be resumed with other settings" in other.stderr
+    assert len(control.going()) == 1, "what cannot be resumed stops nobody"
+    third = start("--overwrite")
+    fleet.wait(lambda: third.poll() is not None or 1 <= rounds() < done, 120, "a new run")
+    assert len(control.going()) == 1, "the earlier one was stopped"
+    shown = subprocess.run([*base, "deploy", "stop", str(fleet.federation.path)], capture_output=True, text=True)
+    assert "stopped run" in shown.stdout
+    told = third.communicate(timeout=60)[1]
+    assert (third.returncode, status()) == (1, "interrupted")
+    assert "With --resume it goes on" in told
+    assert "was stopped on the server" in told
+    assert control.going() == []
+
+
+def time_stands_still(folder: Path) -> bool:
+    """Whether nobody writes there any more."""
+    state = [{path: path.stat().st_mtime_ns for path in folder.rglob("*")} for _ in range(2) if time.sleep(3) is None]
+    return state[0] == state[1]

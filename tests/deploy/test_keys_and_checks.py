@@ -220,14 +220,15 @@ def test_doctor_finds_open_keys_and_expired_certificates(tmp_path):
 
 def test_a_run_folder_that_the_server_cannot_write_ends_the_run_before_it_begins(tmp_path):
     """In a container, or with a /tmp of its own, the server would train for hours into a folder that nobody sees."""
-    from fedsparse.flower_app import _folder
+    from fedsparse.flower_app import _check_reached, _folder
 
     chosen = load("quickstart")
     with pytest.raises(ConfigError, match=r"cannot write into .*nowhere.*--out"):
-        _folder(tmp_path / "nowhere", chosen, deployed=True)
+        _check_reached(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     prepared = RunFolder.create(tmp_path / "prepared", chosen)
-    assert _folder(prepared.path, chosen, deployed=True).path == prepared.path
+    _check_reached(prepared.path)
+    assert _folder(prepared.path, chosen).path == prepared.path
 
 
 def test_the_authoritys_key_may_be_kept_elsewhere(tmp_path):
@@ -425,6 +426,29 @@ class TestGateway:
     def test_what_is_too_large_is_not_read(self, server):
         large = b"0" * ((server.federation.file.max_request_mb << 20) + 1)
         assert self.post(server, "/v1/fleet/push-object", large, self.key(server)) == 413
+
+    def test_what_a_node_sends_at_once_is_bounded_by_all_together(self, server):
+        """Half-sent requests wait in memory: beside one of nearly the greatest length a second gets no room."""
+        file = server.federation.file
+        size = (file.max_request_mb << 20) * 3 // 4
+        context = ssl.create_default_context(cafile=str(server.federation.ca))
+        lines = [f"{name}: {value}" for name, value in self.key(server).items()]
+        head = "\r\n".join(["POST /v1/fleet/push-object HTTP/1.1", "host: x", f"content-length: {size}", *lines])
+        with contextlib.ExitStack() as stack:
+            for number in range(2):
+                plain = socket.create_connection(("127.0.0.1", file.port), timeout=20)
+                link = stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+                link.sendall(head.encode() + b"\r\n\r\n")
+                with contextlib.suppress(OSError):  # the answer may come before all is sent
+                    link.sendall(b"0" * (size - 1))
+                if number == 0:
+                    link.settimeout(2)
+                    with pytest.raises(TimeoutError):
+                        link.recv(100)
+            link.settimeout(20)
+            assert b" 503 " in link.recv(100)
+        self.logged(server, "too much comes at once")
+        assert self.post(server, "/v1/fleet/pull-messages", b"\xff", self.key(server)) != 503, "both are gone"
 
     @staticmethod
     def key(server) -> dict[str, str]:
