@@ -87,5 +87,5 @@ def test_copies_own_their_memory() -> None:
     packed = pack(content)
     assert packed_bytes(packed) == len(content["a"]["0"].data)
     copied = unpack([("a", "array", copy_arrays(packed[0][2]))])
-    assert type(copied["a"]["0"]) is Array
+    assert copied["a"]["0"].data is copied["a"]["0"].buffer.obj
     assert copied["a"] == content["a"]
