@@ -23,8 +23,8 @@ from .transport import Packed, copy_arrays, pack, packed_bytes, unpack
 
 log = logging.getLogger("fedsparse.engine")
 
-BATCH_S = 0.02  # seconds of work that a batch aims at
-TOGETHER_S, TOGETHER = 0.1, 4  # the same for apps that train a batch's clients together, and how many they should be
+BATCH_S, BATCH = 0.02, 64  # seconds of work that a batch aims at, and how many messages it has at most
+TOGETHER_S, TOGETHER, LEAST = 0.1, 16, 4  # the same for apps that train a batch's clients together, and at least
 GRACE_S = 5.0  # how long a client may go on after nobody waits for it any more
 MORE_ROOM = 2  # further tries of a client that ran out of memory: each time half as many run beside it
 ZERO_COPY = 256 * 2**20  # bytes of replies per push that may stay in the object store; more are copied out of it
@@ -51,8 +51,8 @@ class RayGrid(BaseGrid):
         this process already uses is used, and left running.
     max_retries : int
         How often a message is tried again after its worker died.
-    max_batch : int
-        Most messages that go to a worker at once.
+    max_batch : int, optional
+        Most messages that go to a worker at once; by default 64, or 16 where the app trains them together.
     shared : sequence of str
         Paths that every node of a cluster must see, such as the folder of the error memories.
     object_store_memory, ray_options, verbose
@@ -77,7 +77,7 @@ class RayGrid(BaseGrid):
         num_workers: int | None = None,
         address: str | None = None,
         max_retries: int = 2,
-        max_batch: int = 16,
+        max_batch: int | None = None,
         shared: Sequence[str] = (),
         object_store_memory: int | None = None,
         ray_options: Mapping[str, Any] | None = None,
@@ -105,8 +105,10 @@ class RayGrid(BaseGrid):
         )
         try:
             count = workers_that_fit(num_cpus, num_gpus, num_workers, num_clients)
-            together = loading.finish()
-            self._queue = TaskQueue(max_batch, *((TOGETHER_S, TOGETHER) if together else (BATCH_S,)))
+            if loading.finish():
+                self._queue = TaskQueue(max_batch or TOGETHER, TOGETHER_S, LEAST)
+            else:
+                self._queue = TaskQueue(max_batch or BATCH, BATCH_S)
             settings = (client_app, num_clients, self.run_config, self.node_config)
             self._pool = WorkerPool(
                 count,
