@@ -22,7 +22,7 @@ from fedsparse.data import Dataset, load_dataset, partition
 from fedsparse.data.local import load_local
 from fedsparse.errors import ConfigError
 from fedsparse.models import build_model
-from fedsparse.protocol import JOB_KEY, MAX_STEPS, WORK_KEY, only, to_array, views
+from fedsparse.protocol import JOB_KEY, MAX_STEPS, WORK_KEY, only, records, to_array, views
 
 
 @lru_cache(maxsize=4)
@@ -101,7 +101,7 @@ def partition_id(context: Context) -> int:
 
 
 def _open(message: Message, context: Context) -> _Client:
-    config = next((c for c in message.content.config_records.values() if JOB_KEY in c), None)
+    config = next((c for c in records(message.content, ConfigRecord).values() if JOB_KEY in c), None)
     if config is None:
         raise ConfigError(
             f"the message's config has no {JOB_KEY!r}: the server side must send one, as fedsparse's does "
@@ -115,14 +115,14 @@ def _open(message: Message, context: Context) -> _Client:
 
 
 def _arrays(message: Message) -> dict[str, NDArray[np.generic]]:
-    return views(only(message.content.array_records, "ArrayRecord"))
+    return views(only(message.content, ArrayRecord))
 
 
 def _settings(message: Message, client: _Client) -> TrainSettings:
     settings = client.job.train
     if "proximal-mu" in client.config:  # FedProx tells its clients
         settings = replace(settings, proximal_mu=_number(client.config, "proximal-mu"))
-    if (work := message.content.config_records.get(WORK_KEY)) is not None:
+    if (work := records(message.content, ConfigRecord).get(WORK_KEY)) is not None:
         settings = replace(settings, max_steps=int(_number(work, MAX_STEPS)))
     return settings
 

@@ -23,6 +23,7 @@ from fedsparse.protocol import (
     Receipt,
     from_record,
     only,
+    records,
     to_record,
     views,
     without_key,
@@ -68,11 +69,11 @@ class CompressionMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Handle one message."""
-        record = message.content.config_records.get(KEY) if message.has_content() else None
+        record = records(message.content, ConfigRecord).get(KEY) if message.has_content() else None
         if record is None or message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
         directive = from_record(Directive, record)
-        arrays = views(only(message.content.array_records, "ArrayRecord"))
+        arrays = views(only(message.content, ArrayRecord))
         layout = Layout.of(arrays, directive.exact.split("\n"), directive.frozen.split("\n"))
         compressor = Compressor.from_spec(directive.spec)
         _check_momentum(directive)
@@ -93,7 +94,7 @@ class CompressionMod:
         reply = call_next(message, context)
         if reply.has_error() or not reply.has_content():
             return reply
-        new = views(only(reply.content.array_records, "ArrayRecord"))
+        new = views(only(reply.content, ArrayRecord))
         if unknown := set(new) - set(arrays):
             raise PayloadError(f"the app returned arrays that the global model lacks: {', '.join(sorted(unknown))}.")
         delta = layout.difference(new, arrays)
@@ -149,7 +150,7 @@ def _norm(vector: np.ndarray) -> float:
 def _rest(content: RecordDict, receipt: Receipt, exact: bytes) -> RecordDict:
     """Return all of the reply but the frame: what a second sending repeats."""
     rest = content.copy()
-    name = next(iter(content.array_records))
+    name = next(iter(records(content, ArrayRecord)))
     rest[name] = ArrayRecord({EXACT_NAME: Array("uint8", (len(exact),), EXACT_STYPE, exact)} if exact else {})
     rest[KEY] = to_record(receipt)
     return rest
@@ -166,5 +167,5 @@ def _with_state(rest: RecordDict, state: RecordDict) -> RecordDict:
 
 def _with_frame(rest: RecordDict, frame: bytes) -> RecordDict:
     """Put the frame beside the exact arrays, where the app's ArrayRecord was."""
-    only(rest.array_records, "ArrayRecord")[FRAME_NAME] = Array("uint8", (len(frame),), FRAME_STYPE, frame)
+    only(rest, ArrayRecord)[FRAME_NAME] = Array("uint8", (len(frame),), FRAME_STYPE, frame)
     return rest

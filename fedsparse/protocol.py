@@ -95,6 +95,7 @@ class Receipt:
 
 
 M = TypeVar("M", Directive, Receipt)
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 _HINTS: dict[type, dict[str, type]] = {kind: get_type_hints(kind) for kind in (Directive, Receipt)}
 
 
@@ -188,19 +189,23 @@ def views(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     return {name: array_view(array) for name, array in record.items()}
 
 
-def only(records: Mapping[str, Any], what: str) -> Any:
+def records(content: RecordDict, kind: type[R]) -> dict[str, R]:
+    """Return a message's records of one kind; Flower's own properties write each of them into the message again."""
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
+
+
+def only(content: RecordDict, kind: type[R]) -> R:
     """Return the single record of a kind that a message must have."""
-    if len(records) != 1:
-        raise PayloadError(f"the message must hold exactly one {what}, it has {len(records)}.")
-    return next(iter(records.values()))
+    found = records(content, kind)
+    if len(found) != 1:
+        raise PayloadError(f"the message must hold exactly one {kind.__name__}, it has {len(found)}.")
+    return next(iter(found.values()))
 
 
 def without_key(content: RecordDict) -> RecordDict:
     """Return a shallow copy of a message's content without our own record."""
-    rest = RecordDict()
-    for name, record in content.items():
-        if name != KEY:
-            rest[name] = record
+    rest = content.copy()
+    rest.pop(KEY, None)
     return rest
 
 

@@ -203,7 +203,8 @@ class CompressedStrategy(Strategy):
             client = names[message.metadata.dst_node_id]
             compressor = self.policy.compressor(client)
             directive = self._directive(client, server_round, compressor)
-            message.content = RecordDict({**message.content, KEY: directive})
+            message.content = message.content.copy()  # all messages of a round may share one
+            message.content[KEY] = directive
             down_bytes = payload_bytes(message.content)
             report.downlink_bytes += down_bytes
             if self.conditions and (steps := self.conditions.steps(client, down_bytes)) is not None:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedsparse.compression import Compressor, decode
 from fedsparse.compression.layout import Layout
 from fedsparse.errors import PayloadError, brief
 from fedsparse.flower_programs import without_colours
-from fedsparse.protocol import KEY, Receipt, from_record, number_metric, only, unpack_arrays
+from fedsparse.protocol import KEY, Receipt, from_record, number_metric, only, records, unpack_arrays
 from strategies.aggregation import Update
 from strategies.cohort import client_order
 from strategies.conditions import Conditions, Turn
@@ -120,13 +120,13 @@ def open_reply(
 
 def payload_bytes(content: RecordDict) -> int:
     """Count the serialized arrays of a message: what grows with the model."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    return sum(len(array.data) for record in records(content, ArrayRecord).values() for array in record.values())
 
 
 def _decode(layout: Layout, asked: Asked, content: RecordDict, weight_key: str, uniform: bool) -> Update:
-    frame, exact = unpack_arrays(only(content.array_records, "ArrayRecord"))
-    metrics = only(content.metric_records, "MetricRecord")
-    receipt = from_record(Receipt, content.config_records.get(KEY, ConfigRecord()))
+    frame, exact = unpack_arrays(only(content, ArrayRecord))
+    metrics = only(content, MetricRecord)
+    receipt = from_record(Receipt, records(content, ConfigRecord).get(KEY, ConfigRecord()))
     examples = number_metric(metrics, weight_key)
     if not 0 <= examples <= MOST_EXAMPLES:
         raise PayloadError(f"the reply's metric {weight_key!r} must be in [0, {MOST_EXAMPLES:g}], got {examples}.")
@@ -149,7 +149,7 @@ def _within(update: Update, max_norm: float | None) -> Update:
 
 def _steps(reply: Message) -> float:
     """Return the local steps that an app says it took; none where it does not say, so no time either."""
-    steps = [record.get("local-steps") for record in reply.content.metric_records.values()]
+    steps = [record.get("local-steps") for record in records(reply.content, MetricRecord).values()]
     return max((float(n) for n in steps if isinstance(n, int | float) and 0 <= n < 1e9), default=0.0)
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body
 
 from clients import CompressionMod
@@ -24,7 +24,7 @@ from fedsparse.compression import Compressor, encode
 from fedsparse.compression.frame import decode_own
 from fedsparse.compression.layout import Layout
 from fedsparse.processes import marked
-from fedsparse.protocol import FRAME_NAME, FRAME_STYPE, KEY, Directive, from_record, only, views
+from fedsparse.protocol import FRAME_NAME, FRAME_STYPE, KEY, Directive, from_record, only, records, views
 
 HERE = Path(os.environ.get("FEDSPARSE_TEST_DIR", "."))
 _now: dict[str, Directive] = {}
@@ -54,7 +54,7 @@ def die(directive: Directive) -> None:
 
 def outermost(message: Message, context: Context, call_next) -> Message:
     """Outside of the compression: what a hostile or dying node does to a finished reply."""
-    record = message.content.config_records.get(KEY)
+    record = records(message.content, ConfigRecord).get(KEY)
     if record is None:
         return call_next(message, context)
     directive = _now["directive"] = from_record(Directive, record)
@@ -70,7 +70,7 @@ def outermost(message: Message, context: Context, call_next) -> Message:
     reply = call_next(message, context)
     if not reply.has_content():
         return reply
-    frame = bytes(only(reply.content.array_records, "ArrayRecord")[FRAME_NAME].data)
+    frame = bytes(only(reply.content, ArrayRecord)[FRAME_NAME].data)
     (HERE / f"frame-{directive.client}-{directive.server_round}.bin").write_bytes(frame)
     if kind == "stored":
         die(directive)
@@ -85,12 +85,12 @@ def outermost(message: Message, context: Context, call_next) -> Message:
 
 def innermost(message: Message, context: Context, call_next) -> Message:
     """Inside of the compression: the plain update."""
-    arrays = views(only(message.content.array_records, "ArrayRecord"))
+    arrays = views(only(message.content, ArrayRecord))
     reply = call_next(message, context)
     directive = _now.get("directive")
     if directive is not None and reply.has_content():
         layout = Layout.of(arrays, directive.exact.split("\n"), directive.frozen.split("\n"))
-        delta = layout.difference(views(only(reply.content.array_records, "ArrayRecord")), arrays)
+        delta = layout.difference(views(only(reply.content, ArrayRecord)), arrays)
         np.save(HERE / f"delta-{directive.client}-{directive.server_round}.npy", delta)
         if due(directive) == "trained":
             die(directive)
