@@ -49,6 +49,15 @@ def shell(path: str | os.PathLike[str]) -> str:
     return shlex.quote(str(path))
 
 
+def cause(error: BaseException) -> str:
+    """Return an error's type and text in one line, as a message may quote it."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # of a user's own class, whose text fails in turn
+        text = ""
+    return brief(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
 def unknown_name(kind: str, name: object, allowed: Iterable[str]) -> ConfigError:
     """Build the error for an unknown `name`: what was wrong, the nearest valid name, all valid names."""
     names = sorted(allowed)

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsparse.errors import ConfigError, DataError
+from fedsparse.errors import ConfigError, DataError, cause
 
 Array = NDArray[Any]
+MOST_CLASSES = 10_000_000  # a label beyond is an id or a measurement; a model for so many does not fit anywhere
+_LARGEST = float(np.finfo(np.float32).max)
+_NUMBER = (int, float, np.integer, np.floating)
 _CHUNK = 4096  # examples that are checked at once: a memory map larger than RAM must pass, too
 
 
@@ -46,8 +49,17 @@ class Dataset:
         return tuple(self.x_train.shape[1:])
 
 
-def from_user(name: str, load: Callable[[], object]) -> Dataset:
+def from_user(name: str, load: Callable[[], object], kind: str = "data set", *, own: bool = False) -> Dataset:
     """Call the user's function and refuse data that would fail later, far from its cause.
+
+    Parameters
+    ----------
+    name : str
+    load : callable
+    kind : str
+        What an error calls it.
+    own : bool
+        Whether (x, y), too, is a data set: a device's own, with its first example in place of those for testing.
 
     Raises
     ------
@@ -56,67 +68,75 @@ def from_user(name: str, load: Callable[[], object]) -> Dataset:
     DataError
         Where the arrays are no data set for classification.
     """
+    where = f"{kind} {name!r}"
+    wanted = "(x, y) or a Dataset" if own else "a Dataset or (x_train, y_train, x_test, y_test)"
     try:
         made = load()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"data set {name!r} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{where} raised {cause(error)}. It is called without arguments and must return {wanted}."
+        ) from error
+    scale, groups, classes = 1.0, None, None
     if isinstance(made, Dataset):
-        raw, scale, groups, classes = made, made.scale, made.groups, made.num_classes
-        parts: tuple[Any, ...] = (raw.x_train, raw.y_train, raw.x_test, raw.y_test)
-    elif isinstance(made, tuple | list) and len(made) == 4:
-        parts, scale, groups, classes = tuple(made), 1.0, None, None
+        scale, groups, classes = made.scale, made.groups, made.num_classes
+        parts: tuple[Any, ...] = (made.x_train, made.y_train, made.x_test, made.y_test)
+    elif isinstance(made, tuple | list) and len(made) in ((2, 4) if own else (4,)):
+        parts = tuple(made)
     else:
         found = f"a {type(made).__name__}" + (f" of {len(made)}" if isinstance(made, tuple | list) else "")
-        raise ConfigError(
-            f"data set {name!r} must return a Dataset or (x_train, y_train, x_test, y_test), got {found}."
-        )
-    x, y, x_test, y_test = (_as_array(name, part) for part in parts)
-    for which, features, labels in (("train", x, y), ("test", x_test, y_test)):
-        _check_part(name, which, features, labels)
+        raise ConfigError(f"{where} must return {wanted}, got {found}.")
+    x, y, *rest = (_as_array(where, part) for part in parts)
+    _check_part(where, "train", x, y)
+    x_test, y_test = rest or (x[:1], y[:1])
+    _check_part(where, "test", x_test, y_test)
     if x.shape[1:] != x_test.shape[1:]:
-        raise DataError(f"data set {name!r}: train examples {x.shape[1:]} and test examples {x_test.shape[1:]} differ.")
-    top = int(max(y.max(), y_test.max()))
-    classes = _check_classes(name, classes, top)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not np.isfinite(scale):
-        raise DataError(f"data set {name!r}: scale must be a finite number, got {scale!r}.")
-    if groups is not None and np.shape(groups) != y.shape:
-        raise DataError(
-            f"data set {name!r}: groups {np.shape(groups)} must name a client for each of {y.size} examples."
-        )
-    groups = None if groups is None else _as_array(name, groups)
+        raise DataError(f"{where}: train examples {x.shape[1:]} and test examples {x_test.shape[1:]} differ.")
+    classes = _check_classes(where, classes, int(max(y.max(), y_test.max())))
+    if isinstance(scale, bool) or not isinstance(scale, _NUMBER) or not abs(scale) <= _LARGEST:
+        raise DataError(f"{where}: scale must be a finite number, got {scale!r}.")
+    if groups is not None:
+        groups = _as_array(where, groups)
+        if groups.shape != y.shape:
+            raise DataError(f"{where}: groups {groups.shape} must name a client for each of {y.size} examples.")
     return Dataset(name, x, y.astype(np.int64), x_test, y_test.astype(np.int64), classes, float(scale), groups)
 
 
-def _as_array(name: str, part: object) -> Array:
+def _as_array(where: str, part: object) -> Array:
     try:
         return np.asarray(part)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"data set {name!r}: a {type(part).__name__} is no array: {error}") from None
+    except Exception as error:  # whatever the user's own type raises
+        raise DataError(f"{where}: a {type(part).__name__} is no array: {cause(error)}") from None
 
 
-def _check_part(name: str, which: str, x: Array, y: Array) -> None:
-    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not x.size:
+def _check_part(where: str, which: str, x: Array, y: Array) -> None:
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
+        hint = " A single column of labels is y[:, 0], one-hot ones are y.argmax(axis=1)." if y.ndim == 2 else ""
         raise DataError(
-            f"data set {name!r}: {which} features {x.shape} and labels {y.shape} do not fit together; wanted are "
-            "(n, ...) and (n,), with n at least 1."
+            f"{where}: {which} features {x.shape} and labels {y.shape} do not fit together; wanted are "
+            f"(n, ...) and (n,), with n at least 1.{hint}"
         )
+    if not x.size:
+        raise DataError(f"{where}: {which} features are {x.shape}: wanted are an example at least, and a number in it.")
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "iu":
-        raise DataError(f"data set {name!r}: {which} needs numbers and whole labels, got {x.dtype} and {y.dtype}.")
+        hint = " Labels become integers with y.astype(np.int64)." if y.dtype.kind in "fb" else ""
+        raise DataError(f"{where}: {which} needs numbers and whole labels, got {x.dtype} and {y.dtype}.{hint}")
     if int(y.min()) < 0:
-        raise DataError(f"data set {name!r}: {which} labels must be 0 to num_classes - 1, one is {int(y.min())}.")
+        raise DataError(f"{where}: {which} labels must be 0 to num_classes - 1, one is {int(y.min())}.")
+    if int(y.max()) >= MOST_CLASSES:
+        raise DataError(f"{where}: {which} labels must be 0 to {MOST_CLASSES - 1} at most, one is {int(y.max())}.")
     if x.dtype.kind == "f":
         for start in range(0, len(x), _CHUNK):
             with np.errstate(over="ignore"):
                 finite = np.isfinite(x[start : start + _CHUNK].astype(np.float32)).all()
             if not finite:
-                raise DataError(f"data set {name!r}: {which} features hold NaN, infinity or numbers beyond float32.")
+                raise DataError(f"{where}: {which} features hold NaN, infinity or numbers beyond float32.")
 
 
-def _check_classes(name: str, classes: object, top: int) -> int:
+def _check_classes(where: str, classes: object, top: int) -> int:
     if classes is None:
         return top + 1
-    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
-        raise DataError(f"data set {name!r}: num_classes must be a whole number of at least 1, got {classes!r}.")
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or not 1 <= classes <= MOST_CLASSES:
+        raise DataError(f"{where}: num_classes must be a whole number from 1 to {MOST_CLASSES}, got {classes!r}.")
     if top >= classes:
-        raise DataError(f"data set {name!r}: labels must be 0 to {classes - 1}, one is {top}.")
+        raise DataError(f"{where}: labels must be 0 to {classes - 1}, one is {top}.")
     return int(classes)

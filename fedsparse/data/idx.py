@@ -38,7 +38,10 @@ def read_idx(path: Path) -> Bytes:
         raise DataError(
             f"{path} is damaged: shape {shape} takes {prod(shape)} bytes, its header has {len(raw)} after it."
         )
-    return np.frombuffer(raw, dtype=np.uint8).reshape(shape)
+    try:
+        return np.frombuffer(raw, dtype=np.uint8).reshape(shape)
+    except ValueError as error:  # no bytes, in more dimensions or of larger sizes than there can be
+        raise DataError(f"{path} is damaged: its header says shape {shape}: {error}.") from None
 
 
 def _read_shape(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[int, ...]:

@@ -1,18 +1,20 @@
 """A device's own data: examples and labels from a file, a folder, or the user's function."""
 
-import csv
-from collections.abc import Callable
+import os.path
+from collections import Counter
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsparse.data.dataset import Dataset, from_user
+from fedsparse.data.csvfile import read_csv
+from fedsparse.data.dataset import MOST_CLASSES, Dataset, from_user
 from fedsparse.data.idx import mapped
-from fedsparse.errors import ConfigError, DataError
-from fedsparse.userobject import load_object
+from fedsparse.errors import ConfigError, DataError, brief, cause
+from fedsparse.userobject import load_object, names_object
 
 Array = NDArray[Any]
 
@@ -41,38 +43,38 @@ def load_local(source: str, input_shape: tuple[int, ...] | None = None, num_clas
     ConfigError, DataError
         Nothing there, not one of the known kinds, damaged, or not what the model takes.
     """
-    name, scale = f"data.source = {source!r}", None
-    if ":" in source and not Path(source).exists():
-        made = load_object(source, "data source")
-        dataset = from_user(source, lambda: _as_dataset(made))
-    else:
-        x, y = _read(Path(source), name)
-        scale = 1 / 255 if x.dtype == np.uint8 else 1.0
-        dataset = from_user(source, lambda: (x, y, x[:1], y[:1]))
-        dataset = replace(dataset, scale=scale)
-    return _fit(dataset, name, input_shape, num_classes)
+    try:
+        return _fit(_load(source), f"data.source = {source!r}", input_shape, num_classes)
+    except (ConfigError, DataError) as error:
+        # Names of files and the words of the user's function may hold anything, even what cannot be printed or sent.
+        raise type(error)(brief(str(error), 2000)) from error.__cause__
 
 
-def _as_dataset(made: Callable[[], object]) -> object:
-    found = made()
-    if isinstance(found, tuple | list) and len(found) == 2:
-        x, y = (np.asarray(part) for part in found)
-        return x, y, x[:1], y[:1]
-    return found
+def _load(source: str) -> Dataset:
+    kind = "data.source ="
+    # os.path.exists, unlike that of Path, raises nothing.
+    if names_object(source) and not os.path.exists(source):
+        return from_user(source, load_object(source, kind), kind, own=True)
+    x, y = _read(Path(source), f"{kind} {source!r}")
+    dataset = from_user(source, lambda: (x, y), kind, own=True)
+    return replace(dataset, scale=1 / 255 if x.dtype == np.uint8 else 1.0)
 
 
 def _read(path: Path, name: str) -> tuple[Array, Array]:
-    if not path.exists():
-        raise DataError(f"{name}: there is no such file or folder. Allowed: {_KINDS}.")
     try:
+        if not path.exists():
+            dead = f"it is a link to {path.readlink()}, where there is nothing" if path.is_symlink() else ""
+            raise DataError(f"{name}: {dead or 'there is no such file or folder'}. Allowed: {_KINDS}.")
         if path.is_dir():
             return _idx(path, name) or _images(path, name)
-        if path.suffix == ".npz":
+        if not path.is_file():
+            raise DataError(f"{name}: it is neither a file nor a folder. Allowed: {_KINDS}.")
+        if path.suffix.lower() == ".npz":
             return _npz(path, name)
-        if path.suffix == ".csv":
-            return _csv(path, name)
+        if path.suffix.lower() == ".csv":
+            return read_csv(path, name)
     except OSError as error:
-        raise DataError(f"{name}: cannot read {path}: {error.strerror or error}.") from None
+        raise DataError(f"{name}: cannot read {error.filename or path}: {error.strerror or error}.") from None
     raise DataError(f"{name}: {path.suffix or 'a file without a suffix'} is not known. Allowed: {_KINDS}.")
 
 
@@ -89,44 +91,29 @@ def _idx(folder: Path, name: str) -> tuple[Array, Array] | None:
 
 
 def _npz(path: Path, name: str) -> tuple[Array, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if missing := {"x", "y"} - set(file.files):
-                raise DataError(f"{name}: {path.name} lacks {', '.join(sorted(missing))}; it has: {', '.join(file)}.")
-            return file["x"], file["y"]
-    except ValueError as error:
-        raise DataError(f"{name}: {path} is damaged, or holds Python objects: {error}.") from None
-    except Exception as error:
-        # zipfile's own errors are no ValueError.
-        if isinstance(error, DataError | OSError):
-            raise
-        raise DataError(f"{name}: {path} is no .npz file: {error}.") from None
-
-
-def _csv(path: Path, name: str) -> tuple[Array, Array]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open("rb") as raw:  # NumPy leaves its own open where the archive is damaged
         try:
-            rows = list(csv.reader(file))
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{name}: {path} is no .csv file: {error}.") from None
-    head = [cell.strip() for cell in rows[0]] if rows else []
-    if "label" not in head:
-        raise DataError(f"{name}: the first line of {path.name} must name the columns, one of them 'label'.")
-    at = head.index("label")
-    try:
-        table = np.array(rows[1:], dtype=np.float64).reshape(-1, len(head))
-    except ValueError:
-        raise DataError(f"{name}: {path.name} must hold numbers only, and as many in each line as columns.") from None
-    labels = table[:, at]
-    if not np.array_equal(labels, np.floor(labels)):
-        raise DataError(f"{name}: the column 'label' of {path.name} must hold whole numbers.")
-    return np.delete(table, at, axis=1).astype(np.float32), labels.astype(np.int64)
+            file = np.load(raw, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise DataError(f"{name}: {path} is one array, no .npz file: np.savez(path, x=x, y=y) makes one.")
+            if missing := {"x", "y"} - set(file.files):
+                has = ", ".join(file.files) or "nothing"
+                raise DataError(f"{name}: {path.name} lacks {', '.join(sorted(missing))}; it has: {has}.")
+            x, y = file["x"], file["y"]
+        except DataError:
+            raise
+        except Exception as error:  # of zipfile, zlib and NumPy
+            words = f"is no .npz file, damaged, or holds Python objects: {cause(error)}"
+            raise DataError(f"{name}: {path} {words}.") from None
+    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        raise DataError(f"{name}: {path} holds something else than arrays: np.savez(path, x=x, y=y) makes a right one.")
+    return x, y
 
 
 def _images(folder: Path, name: str) -> tuple[Array, Array]:
     """Read images in one folder for each class, which is a number, or stands in classes.txt, in order."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError:
         raise ConfigError(f"{name}: a folder of images needs Pillow: pip install pillow.") from None
     classes = _class_folders(folder, name)
@@ -138,9 +125,13 @@ def _images(folder: Path, name: str) -> tuple[Array, Array]:
                 continue
             try:
                 with Image.open(path) as image:
-                    pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16") else "RGB"))
-            except (UnidentifiedImageError, OSError, ValueError) as error:
-                raise DataError(f"{name}: {path} is no image that can be read: {error}.") from None
+                    wide = image.mode.startswith("I")  # of 16 or 32 bits
+                    deep = wide and int(np.asarray(image).max()) > 255
+                    pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") or wide else "RGB"))
+            except Exception as error:  # the decoders' errors are of many kinds
+                raise DataError(f"{name}: {path} is no image that can be read: {cause(error)}.") from None
+            if deep:
+                raise DataError(f"{name}: {path} has numbers beyond 255: bring all images to 8 bits.")
             if x and pixels.shape != x[0].shape:
                 raise DataError(f"{name}: {path} is {pixels.shape}, others are {x[0].shape}: bring all to one size.")
             x.append(pixels)
@@ -155,26 +146,54 @@ def _class_folders(folder: Path, name: str) -> list[tuple[int, Path]]:
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     listed = folder / "classes.txt"
     if listed.is_file():
-        names = listed.read_text(encoding="utf-8").split()
+        names = _class_names(listed, name)
         if unknown := [path.name for path in inner if path.name not in names]:
             raise DataError(f"{name}: {listed} does not list the folder {unknown[0]!r}.")
         return [(names.index(path.name), path) for path in inner]
-    if not inner or not all(path.name.isdecimal() for path in inner):
+    # isdecimal() alone is true for the digits of all scripts.
+    if not inner or not all(path.name.isascii() and path.name.isdecimal() for path in inner):
         raise DataError(
             f"{name}: {folder} holds none of what is allowed: {_KINDS}. The class folders must be named by the class's "
-            "number, or classes.txt must list the names of ALL classes in their order, the same on every device."
+            "number, in digits 0 to 9, or classes.txt must list the names of ALL classes in their order, the same on "
+            "every device."
         )
-    return [(int(path.name), path) for path in inner]
+    numbered: dict[int, Path] = {}
+    for path in inner:
+        digits = path.name.lstrip("0") or "0"
+        if len(digits) >= len(str(MOST_CLASSES)):
+            raise DataError(
+                f"{name}: the folder {path.name!r} is no class: classes are numbered from 0, to {MOST_CLASSES - 1} at "
+                "most. To name them otherwise, list the names of all classes in classes.txt."
+            )
+        other = numbered.setdefault(int(digits), path)
+        if other is not path:
+            raise DataError(f"{name}: the folders {other.name!r} and {path.name!r} are both class {digits}: leave one.")
+    return list(numbered.items())
+
+
+def _class_names(listed: Path, name: str) -> list[str]:
+    try:
+        lines = [line.strip() for line in listed.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: {listed} is no text in UTF-8: {error}.") from None
+    names = lines if len(lines) > 1 else " ".join(lines).split()
+    if twice := [each for each, times in Counter(names).items() if times > 1]:
+        raise DataError(f"{name}: {listed} lists {twice[0]!r} more than once: each class has one name and one place.")
+    return names
 
 
 def _fit(dataset: Dataset, name: str, shape: tuple[int, ...] | None, classes: int | None) -> Dataset:
     """Bring the examples into the model's shape, and refuse what it could not learn from."""
-    if shape is not None and dataset.input_shape != shape:
-        if np.prod(dataset.input_shape) != np.prod(shape):
-            raise DataError(f"{name}: an example is {dataset.input_shape}, the model takes {shape}.")
-        x = dataset.x_train.reshape(-1, *shape)
-        dataset = replace(dataset, x_train=x, x_test=x[:1])
-    top = int(dataset.y_train.max())
+    own = dataset.input_shape
+    if shape is not None and own != shape:
+        # Other than these, the same numbers in another shape are in another order, such as channels that come last.
+        alike = 1 in (len(own), len(shape)) or [n for n in own if n > 1] == [n for n in shape if n > 1]
+        if prod(own) != prod(shape) or not alike:
+            hint = ": bring its axes into this order with np.moveaxis" if prod(own) == prod(shape) else ""
+            raise DataError(f"{name}: an example is {own}, the model takes {shape}{hint}.")
+        x, x_test = (part.reshape(-1, *shape) for part in (dataset.x_train, dataset.x_test))
+        dataset = replace(dataset, x_train=x, x_test=x_test)
+    top = int(max(dataset.y_train.max(), dataset.y_test.max()))
     if classes is not None and top >= classes:
         raise DataError(f"{name}: a label is {top}, the model tells {classes} classes apart: 0 to {classes - 1}.")
     return replace(dataset, num_classes=classes or dataset.num_classes)

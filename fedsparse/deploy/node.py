@@ -14,10 +14,11 @@ from fedsparse.deploy.checks import Finding, first_problem
 from fedsparse.deploy.federation import Node
 from fedsparse.deploy.fleet import sign_off
 from fedsparse.deploy.supervise import QUICK, Child, Sayings, Supervisor
-from fedsparse.errors import ConfigError, brief
+from fedsparse.errors import ConfigError, brief, cause
 from fedsparse.flower_programs import flower_environment, free_port, program
 from fedsparse.run.folder import write_text
 from fedsparse.run.lock import exclusive
+from fedsparse.userobject import names_object
 
 CHECK_EVERY_S, TIDY_EVERY_S, TAKEN_S = 15.0, 3600.0, 150.0
 # Flower holds a node for connected as long as its last heartbeat promised.
@@ -168,11 +169,20 @@ def node_config(node: Node) -> str:
 
 
 def data_source(node: Node) -> str:
-    """Return what the node trains on; relative paths begin at its folder."""
+    """Return what the node trains on; relative paths begin at its folder.
+
+    Raises
+    ------
+    ConfigError
+        It can be no path.
+    """
     source = str(node.file.data.source)
-    if ":" in source and "/" not in source:
+    if names_object(source):
         return source
-    return str((node.path / Path(source).expanduser()).resolve())
+    try:
+        return str((node.path / Path(source).expanduser()).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # an unknown ~user, links in a circle, a null byte
+        raise ConfigError(f"data.source = {source!r} can be no path: {cause(error)}.") from None
 
 
 def check_data(node: Node) -> None:

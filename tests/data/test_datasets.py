@@ -132,6 +132,7 @@ def test_a_missing_data_set_says_how_to_get_it(tmp_path):
         (idx(np.zeros((2, 3))) + b"x", r"\(2, 3\) takes 6 bytes, its header has 7 after it"),
         (b"\x00\x00\x08\x03\x00\x00", "3 dimensions and has 0"),
         (b"\x00\x00\x08\x00", "0 dimensions"),
+        (b"\x00\x00\x08\x04" + bytes(4) + b"\xff" * 12, "is damaged: its header says shape"),
         (b"\x00\x00\x08\x04" + b"\xff" * 16 + b"x", "its header has 1 after it"),
     ],
 )
@@ -220,6 +221,22 @@ def lists(): return x.tolist(), y.tolist(), x.tolist(), y.tolist()
 def too_few(): return Dataset("mine", x, y, x, y, 2)
 def wrong_groups(): return Dataset("mine", x, y, x, y, 3, groups=y[:2])
 def wrong_scale(): return Dataset("mine", x, y, x, y, 3, scale=float("nan"))
+def failing(): raise RuntimeError("the first line\\nand the second")
+class Mute(Exception):
+    def __str__(self): raise ValueError
+def mute(): raise Mute
+def huge_label(): return x, y + 10**8, x, y
+def huge_classes(): return Dataset("mine", x, y, x, y, 10**9)
+def ragged_groups(): return Dataset("mine", x, y, x, y, 3, groups=[[1], [2, 3]])
+def huge_scale(): return Dataset("mine", x, y, x, y, 3, scale=10**400)
+class Unwilling:
+    def __array__(self, *args, **kwargs): raise KeyError("no")
+def unwilling(): return Unwilling(), y, x, y
+def numpy_scale(): return Dataset("mine", x, y, x, y, 3, scale=np.float32(0.5))
+def __getattr__(name):
+    if name == "later":
+        raise OSError("not now")
+    raise AttributeError(name)
 thing = 3
 """
 
@@ -232,6 +249,7 @@ def test_user_data(tmp_path, monkeypatch):
     assert (good.num_classes, good.input_shape) == (3, (4,))
     assert isinstance(load_dataset("my_data_module:dataset"), Dataset)
     assert load_dataset("my_data_module:lists").y_train.dtype == np.int64
+    assert load_dataset("my_data_module:numpy_scale").scale == 0.5
     for name, words in {
         "raises": "OSError: the disk is on fire",
         "three": "must return a Dataset",
@@ -244,7 +262,15 @@ def test_user_data(tmp_path, monkeypatch):
         "nothing": "do not fit together",
         "huge": "beyond float32",
         "shapes": "differ",
-        "empty": "do not fit together",
+        "empty": "wanted are an example at least",
+        "failing": r"raised RuntimeError: the first line and the second\. It is called without arguments",
+        "mute": "raised Mute",
+        "huge_label": "to 9999999 at most, one is 100000002",
+        "huge_classes": "num_classes must be a whole number from 1 to 10000000",
+        "ragged_groups": "a list is no array",
+        "huge_scale": "scale must be a finite number",
+        "unwilling": "Unwilling is no array: KeyError",
+        "later": "'later' of module my_data_module failed: OSError: not now",
         "too_few": "labels must be 0 to 1, one is 2",
         "wrong_groups": "must name a client for each of 6 examples",
         "wrong_scale": "scale must be a finite number",
@@ -253,5 +279,5 @@ def test_user_data(tmp_path, monkeypatch):
     }.items():
         with pytest.raises((ConfigError, DataError), match=words):
             load_dataset(f"my_data_module:{name}")
-    with pytest.raises(ConfigError, match="importing no_such_module failed"):
+    with pytest.raises(ConfigError, match=r"importing no_such_module failed.*must be installed, or lie in"):
         check_dataset("no_such_module:load")

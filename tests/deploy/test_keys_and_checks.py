@@ -30,7 +30,7 @@ from fedsparse.deploy.checks import connection, first_problem
 from fedsparse.deploy.doctor import examine
 from fedsparse.deploy.federation import Federation, Node
 from fedsparse.deploy.gateway import KEY_HEADER, LOGGED_A_MINUTE, is_own
-from fedsparse.deploy.node import forget_old_runs, node_config
+from fedsparse.deploy.node import data_source, forget_old_runs, node_config
 from fedsparse.deploy.supervise import Child
 from fedsparse.errors import ConfigError
 from fedsparse.run import RunFolder
@@ -156,6 +156,17 @@ def test_what_flower_is_told_of_a_node(tmp_path):
     assert told["partition-id"] == 1
     assert told["durable"] is True
     assert told["memory-dir"] == str(node.memory)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"), [("a\0b", "ValueError: embedded null byte"), ("~nobody-here/x", "RuntimeError: Could not")]
+)
+def test_what_can_be_no_path_is_refused(tmp_path, source, words):
+    made_node = Node.open(made(tmp_path / "fed", 1).node_folder(0))
+    table = made_node.file.data.model_copy(update={"source": source})
+    node = Node(made_node.path, made_node.file.model_copy(update={"data": table}))
+    with pytest.raises(ConfigError, match=f"can be no path: {words}"):
+        data_source(node)
 
 
 def test_nobody_there_and_no_such_name(tmp_path):
