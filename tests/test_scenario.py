@@ -82,7 +82,7 @@ def test_what_is_no_path_is_refused(key, path):
         apply_overrides(from_toml(BASE), [f"{key}={json.dumps(path)}"])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(key=st.sampled_from(sorted(all_keys())), value=VALUES)
 def test_every_value_of_every_key_is_taken_or_refused_by_name(key: str, value: Any) -> None:
     values: dict[str, Any] = json.loads(from_toml(BASE).model_dump_json(exclude_defaults=True))

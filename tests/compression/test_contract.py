@@ -50,7 +50,7 @@ def test_spec_round_trips(spec):
 
 
 @pytest.mark.parametrize("spec", ALL)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(x=vectors, where=cuts, seed=st.integers(0, 2**64 - 1))
 def test_bytes_conservation_determinism(spec, x, where, seed):
     """Frame round trip is exact; p = C(p) + e; the same seed gives the same bits; inputs stay untouched."""
@@ -81,7 +81,7 @@ def test_bytes_conservation_determinism(spec, x, where, seed):
 
 
 @pytest.mark.parametrize("spec", ALL)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(x=hnp.arrays(np.float32, st.integers(1, 60), elements=finite), where=cuts)
 def test_claimed_bound_holds(spec, x, where):
     """``E||x - C(x)||^2 <= absolute + relative ||x||^2`` on every input: exactly, or on average over many draws."""

@@ -131,7 +131,7 @@ def resealed(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(position=st.integers(0, 200), value=st.integers(0, 255), cut=st.integers(0, 60), tail=st.binary(max_size=5))
 def test_tampered_frames_are_payload_errors_or_valid(spec, position, value, cut, tail):
     """Whatever the bytes, decoding ends with PayloadError or a well-formed update of the right length."""

@@ -84,7 +84,7 @@ step = st.tuples(
 @pytest.mark.parametrize(
     "spec", ["topk(k=3)", "hard_threshold(lam=0.5)|qsgd(levels=4)", "randk(k=5)|sign", "none|sign"]
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedule=st.lists(step, min_size=1, max_size=25), momentum=st.sampled_from([0.0, 0.9]))
 def test_mass_is_conserved_under_every_schedule(tmp_path_factory, spec, schedule, momentum):
     store = MemoryStore(tmp_path_factory.mktemp("memory"), "run")

@@ -150,7 +150,7 @@ def test_damaged_idx_files_are_named(tmp_path, raw, words):
 GZIPPED = gzip.compress(idx(np.random.default_rng(0).integers(0, 50, (40, 30))))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(at=st.integers(0, len(GZIPPED) - 1), flip=st.integers(1, 255), cut=st.booleans())
 def test_no_damage_to_a_gzipped_file_goes_unseen(tmp_path_factory, at, flip, cut):
     """Any changed byte gives the right array (some header bytes do not matter) or an error that names the file."""

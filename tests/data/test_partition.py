@@ -22,7 +22,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(0, 400), classes=st.integers(1, 10), clients=st.integers(1, 60), seed=st.integers(0, 2**40))
 def test_disjoint_seeded_and_complete(spec, n, classes, clients, seed):
     """Every example goes to exactly one client; more clients than examples leaves some empty, never an error."""
@@ -41,7 +41,7 @@ def test_disjoint_seeded_and_complete(spec, n, classes, clients, seed):
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     kind=st.sampled_from(["dirichlet", "quantity_skew"]),
     clients=st.integers(1, 40),
