@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.clientapp import ClientApp
 
-from fedsparse.errors import ConfigError, unknown_name
+from fedsparse.errors import ConfigError, cause, unknown_name
 
 
 def check_client_app(spec: Any) -> None:
@@ -61,7 +61,7 @@ def load_client_app(spec: Any) -> ClientApp:
         try:
             app = app()
         except Exception as error:
-            raise ConfigError(f"client app {spec!r} raised {type(error).__name__}: {error}") from error
+            raise ConfigError(f"client app {spec!r} raised {cause(error)}") from error
     if not isinstance(app, ClientApp):
         raise ConfigError(f"client app {spec!r} gives a {type(app).__name__}, not a flwr ClientApp.")
     return app

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedsparse.compression.base import check_whole
-from fedsparse.errors import ConfigError, unknown_name
+from fedsparse.errors import ConfigError, cause, unknown_name
 from fedsparse.seeding import int_seed
 from fedsparse.spec import build, parse_stage
 from fedsparse.userobject import load_object
@@ -207,7 +207,7 @@ def _from_user(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.
     try:
         model = load_object(name, "model")(input_shape, num_classes)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"model {name!r} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(f"model {name!r} raised {cause(error)}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}.")
     if any(
