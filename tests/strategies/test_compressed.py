@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
@@ -13,7 +13,7 @@ from fedsparse.compression import Compressor, MemoryStore, decode, encode
 from fedsparse.compression.layout import Layout
 from fedsparse.devices import Device, Fleet
 from fedsparse.engine import InlineGrid
-from fedsparse.errors import AllClientsFailed, ConfigError
+from fedsparse.errors import AllClientsFailed, ConfigError, RunError
 from fedsparse.protocol import FRAME_NAME, KEY, views
 from fedsparse.seeding import entropy, generator
 from strategies import CompressedStrategy, Conditions
@@ -328,6 +328,33 @@ def test_a_reason_cannot_steer_the_terminal_or_fill_the_disk(tmp_path):
     assert reason.isprintable()
 
 
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        (
+            "<class 'fedsparse.errors.DataError'>:<'a label is 12,\n the model tells 10'>",
+            "DataError: a label is 12, the model",
+        ),
+        ("Traceback ...\nValueError: x\n\n", "error 2: ValueError: x"),
+        ("<class 'a'>:<'" * 5000 + "\nthe end", "error 2: the end"),
+        (None, "no reason given"),
+    ],
+)
+def test_what_a_node_says_of_its_failure_is_one_line(tmp_path, reason, shown):
+    class Failing(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = list(super().send_and_receive(messages, timeout=timeout))
+            return [Message(Error(2, reason), reply_to=messages[0]), *replies[1:]]
+
+    strategy = CompressedStrategy(INNER["FedAvg"](), "topk(k=3)")
+    with Failing(honest_app(CompressionMod(tmp_path)), num_clients=N) as grid:
+        messages = list(strategy.configure_train(1, record(MODEL), ConfigRecord(), grid))
+        strategy.aggregate_train(1, grid.send_and_receive(messages))
+    (failure,) = strategy.last_round.failed.values()
+    assert shown in failure.reason
+    assert failure.reason.isprintable()
+
+
 def test_metrics_of_another_kind_are_left_out_and_the_update_counts(tmp_path, caplog):
     def attack(message, context, call_next):
         answer = call_next(message, context)
@@ -506,6 +533,24 @@ def test_resume_continues_as_if_never_stopped(tmp_path):
         assert views(whole)[name].tobytes() == views(resumed)[name].tobytes()
     with pytest.raises(ConfigError, match="saved with the compressor"):
         CompressedStrategy(INNER["FedAvg"](), "sign").load_state_dict(first.state_dict())
+
+
+def test_a_run_that_goes_on_waits_for_as_many_clients_as_there_were(tmp_path):
+    """All nodes connect anew to a server that was killed; one that had left before is not waited for."""
+    run_name = {"clients_per_round": 2, "num_clients": N + 1, "run": "run", "wait_timeout": 0.2}
+    with InlineGrid(honest_app(CompressionMod(tmp_path)), num_clients=N) as grid:
+        first = CompressedStrategy(INNER["FedAvg"](), "topk(k=5)", min_clients=2, **run_name)
+        first.configure_train(1, record(MODEL), ConfigRecord(), grid)
+        second = CompressedStrategy(INNER["FedAvg"](), "topk(k=5)", **run_name)
+        with pytest.raises(RunError, match=f"for {N + 1} clients, {N} are connected"):
+            second.configure_train(2, record(MODEL), ConfigRecord(), grid)
+        second.load_state_dict(first.state_dict())
+        assert len(list(second.configure_train(2, record(MODEL), ConfigRecord(), grid))) == 2
+    with InlineGrid(honest_app(CompressionMod(tmp_path)), num_clients=N - 1) as grid:
+        third = CompressedStrategy(INNER["FedAvg"](), "topk(k=5)", **run_name)
+        third.load_state_dict(first.state_dict())
+        with pytest.raises(RunError, match=f"for {N} clients, {N - 1} are connected"):
+            third.configure_train(2, record(MODEL), ConfigRecord(), grid)
 
 
 def test_a_quantizer_that_is_no_contraction_is_told_of(tmp_path, caplog):
