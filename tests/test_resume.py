@@ -85,6 +85,7 @@ def test_stopped_in_every_round_it_ends_the_same(tmp_path, overrides):
         def stop(event: Started | RoundDone) -> None:
             if isinstance(event, Started):
                 starts.append(event.rounds)
+                assert not (parts / "summary.json").exists(), "that the run was stopped is no longer true"
             elif event.line["round"] < scenario.rounds:
                 raise KeyboardInterrupt
 

@@ -54,10 +54,11 @@ class RunFolder:
         return folder
 
     def reopen(self, scenario: Scenario, server_round: int) -> None:
-        """Get ready to go on after a round: later ones were not completed, and do not count."""
+        """Get ready to go on after a round: later ones do not count, nor does the word on how the run had ended."""
         lines = [line for line in self.rounds() if line["round"] <= server_round]
         with suppress_disk_errors(self.path):
             _remove_partial(self.path)
+            (self.path / SUMMARY).unlink(missing_ok=True)
             write_text(self.path / SCENARIO, to_toml(scenario))
             write_text(self.path / ROUNDS, "".join(map(_written, lines)))
 

@@ -112,6 +112,8 @@ def _prepare(
         stop_earlier(control, RunFolder(out))
     with _nobody_writes(out):
         if resume and (earlier := find(out, scenario, replace=overwrite)) is not None:
+            if isinstance(earlier, Checkpoint):
+                RunFolder(out).reopen(scenario, earlier.server_round)
             return earlier
         RunFolder.create(out, scenario, overwrite=overwrite or resume)
     return None
