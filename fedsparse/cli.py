@@ -86,8 +86,11 @@ def run(
     try:
         with Watch(chosen.rounds) as watch:
             run_scenario(chosen, folder, on_event=watch, verbose=verbose, overwrite=overwrite, resume=resume)
-    except (KeyboardInterrupt, RunError):
-        _stopped(folder, " With --resume it goes on from there." if (folder / CHECKPOINT).is_dir() else "")
+    except (KeyboardInterrupt, RunError) as error:
+        more = " With --resume it goes on from there." if (folder / CHECKPOINT).is_dir() else ""
+        if isinstance(error, RunError):
+            raise RunError(f"{error}{_left(folder, more)}") from error
+        _stopped(folder, more)
         raise
     show_table(read(folder))
     console.print(f"results  {folder}", markup=False)
@@ -235,11 +238,14 @@ def _describe(scenario: "object") -> str:
     )
 
 
+def _left(folder: Path, more: str = "") -> str:
+    return f"\nWhat was done so far is in {folder}.{more}" if (folder / "summary.json").is_file() else ""
+
+
 def _stopped(folder: Path, more: str = "") -> None:
     from fedsparse.terminal import err
 
-    if (folder / "summary.json").is_file():
-        err.print(f"stopped; what was done so far is in {folder}.{more}", markup=False)
+    err.print(f"stopped.{_left(folder, more)}", markup=False)
 
 
 def main() -> int:

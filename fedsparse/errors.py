@@ -52,7 +52,7 @@ def shell(path: str | os.PathLike[str]) -> str:
 def cause(error: BaseException) -> str:
     """Return an error's type and text in one line, as a message may quote it."""
     try:
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()).rstrip(".")
     except Exception:  # of a user's own class, whose text fails in turn
         text = ""
     return brief(f"{type(error).__name__}: {text}" if text else type(error).__name__)

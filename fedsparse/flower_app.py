@@ -13,7 +13,7 @@ from fedsparse.run import RoundDone, RunFolder, Started
 from fedsparse.run.checkpoint import Checkpoint
 from fedsparse.run.conduct import conduct, run_name
 from fedsparse.run.folder import ROUNDS, SCENARIO
-from fedsparse.run.lock import SERVERAPP_LOCK, exclusive
+from fedsparse.run.lock import unconducted
 from fedsparse.run.resume import find
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario, apply_overrides, from_toml, load, shipped, validate_deep
@@ -39,9 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(config.get("out", "")) or f"runs/{scenario.name}-{context.run_id}").absolute()
     if deployed:
         _check_reached(out)
-    busy = f"the ServerApp of an earlier run still works in {out}: wait until it has noticed that it is to end."
-    # One that Flower has given up, or that was stopped, notices with its next request.
-    with exclusive(out, busy, name=SERVERAPP_LOCK, patience=PATIENCE_S):
+    with unconducted(out, PATIENCE_S):
         checkpoint = find(out, scenario, replace=False) if config.get("resume") else None
         if isinstance(checkpoint, Checkpoint):
             folder = RunFolder(out)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedsparse.errors import ConfigError
-from fedsparse.run.lock import LOCK, exclusive
+from fedsparse.run import run_scenario
+from fedsparse.run.lock import LOCK, exclusive, unconducted
+from fedsparse.scenario import apply_overrides, load
 
 
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
@@ -37,3 +39,13 @@ def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write into"), exclusive(tmp_path / "file/b"):
         pass
+
+
+@pytest.mark.parametrize("how", ["overwrite", "resume"])
+def test_a_simulation_does_not_write_beside_a_deployed_run_that_goes_on(tmp_path: Path, how: str) -> None:
+    scenario = apply_overrides(load("quickstart"), ["engine.name=inline", "rounds=1"])
+    run_scenario(scenario, tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    with unconducted(tmp_path / "out"), pytest.raises(ConfigError, match=r"ServerApp of an earlier run.*deploy stop"):
+        run_scenario(scenario, tmp_path / "out", **{how: True})
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before

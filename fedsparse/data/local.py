@@ -102,9 +102,9 @@ def _npz(path: Path, name: str) -> tuple[Array, Array]:
             x, y = file["x"], file["y"]
         except DataError:
             raise
-        except Exception as error:  # of zipfile, zlib and NumPy
-            words = f"is no .npz file, damaged, or holds Python objects: {cause(error)}"
-            raise DataError(f"{name}: {path} {words}.") from None
+        except Exception as error:  # of zipfile, zlib and NumPy, which advises to unpickle it
+            why = "" if "pickle" in str(error) else f" ({cause(error)})"
+            raise DataError(f"{name}: it is no .npz file, damaged, or holds Python objects{why}.") from None
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         raise DataError(f"{name}: {path} holds something else than arrays: np.savez(path, x=x, y=y) makes a right one.")
     return x, y

@@ -45,8 +45,8 @@ class Attendance:
         text = ""
         if len(there) < wanted:
             away = ", ".join(sorted(self._nodes - there, key=int))
-            text = f"waiting for nodes: {len(there)} of {wanted} are connected (not there: {away}); "
-            text += "engine.min_clients lets fewer begin"
+            text = f"waiting for nodes: {len(there)} of {wanted} are connected (not there: {away})"
+            text += "; engine.min_clients lets fewer begin" if there and self._least is None else ""
         if text != self._said:
             log.warning(text or "all nodes that a round needs are connected")
         self._said = text

@@ -81,6 +81,8 @@ def renew(federation: Federation, days: int = keys.SERVER_DAYS) -> None:
         )
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename} is missing: without it no certificate can be signed.") from None
+    except OSError as error:
+        raise ConfigError(f"cannot make the certificate: {error.filename}: {error.strerror}.") from None
     except (ValueError, TypeError):
         raise ConfigError(
             f"{federation.ca} and {federation.ca_key} are no certificate and its key: bring both back from a copy, or "

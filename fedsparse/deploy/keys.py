@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsparse.errors import ConfigError
+from fedsparse.run.folder import write_bytes
 
 CA_DAYS, SERVER_DAYS, SOON_DAYS = 3650, 825, 30
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -59,7 +60,7 @@ def make_server(certificate: Path, key: Path, ca_certificate: Path, ca_key: Path
         .sign(ca_private, hashes.SHA256())
     )
     write_secret(key, _pem(private))
-    certificate.write_bytes(signed.public_bytes(form.Encoding.PEM))
+    write_bytes(certificate, signed.public_bytes(form.Encoding.PEM))
 
 
 def make_node(key: Path) -> bytes:
@@ -110,6 +111,22 @@ def is_pair(certificate: Path, key: Path) -> bool:
     """
     private = form.load_pem_private_key(key.read_bytes(), None)
     return private.public_key() == x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+
+
+def is_for(certificate: Path, host: str) -> bool:
+    """Whether a certificate names a host.
+
+    Raises
+    ------
+    OSError, ValueError
+        It cannot be read, or is damaged.
+    """
+    signed = x509.load_pem_x509_certificate(certificate.read_bytes())
+    try:
+        names = signed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
+    return general_name(host) in names
 
 
 def is_signed_by(certificate: Path, authority: Path) -> bool:

@@ -1,5 +1,6 @@
 """The server of a federation: Flower's SuperLink for this machine alone, its executor, and the gateway for nodes."""
 
+import errno
 import logging
 import socket
 import sys
@@ -144,9 +145,10 @@ def _check_ports(federation: Federation) -> None:
             try:
                 probe.bind((host, port))
             except OSError as error:
+                taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+                todo = f"free it, or change {key}" if taken else "bind must be an address of this machine: change it"
                 raise ConfigError(
-                    f"cannot listen on {host}:{port} ({error.strerror}): free it, or change {key} in "
-                    f"{federation.path / FEDERATION}."
+                    f"cannot listen on {host}:{port} ({error.strerror}): {todo} in {federation.path / FEDERATION}."
                 ) from None
 
 

@@ -6,9 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 from fedsparse.deploy import keys
-from fedsparse.deploy.checks import Finding, Level
+from fedsparse.deploy.checks import Finding
 from fedsparse.deploy.federation import FEDERATION, Federation
 from fedsparse.errors import ConfigError, shell
+
+COPY = "bring ca.crt back from a copy; each node's folder has one"
+_FLOWERS = "alembic_version"  # a table that every database of Flower's has
 
 
 def server_files(federation: Federation) -> Iterator[Finding]:
@@ -42,52 +45,65 @@ def check_server_files(federation: Federation) -> list[Finding]:
 
 def _certificates(federation: Federation) -> Iterator[Finding]:
     renew = f"fedsparse deploy renew {shell(federation.path)}"
-    for path, todo in (
-        (federation.ca, "bring it back from a copy; each node's folder has one"),
-        (federation.certificate, renew),
-        (federation.key, renew),
-    ):
+    for path, todo in ((federation.ca, COPY), (federation.certificate, renew), (federation.key, renew)):
         if not path.is_file():
-            yield Finding("fix", f"{path} is missing", todo)
+            yield Finding("fix", f"{path} is {'no file' if path.exists() else 'missing'}", todo)
             return
     try:
         keys.expiry(federation.ca)
     except (OSError, ValueError):
-        yield Finding(
-            "fix", f"{federation.ca} is no certificate", "bring it back from a copy; each node's folder has one"
-        )
+        yield Finding("fix", f"{federation.ca} is no certificate", COPY)
         return
     try:
-        pair, signed = keys.is_pair(federation.certificate, federation.key), False
-        signed = keys.is_signed_by(federation.certificate, federation.ca)
-        end, left = keys.expiry(federation.certificate)
+        yield _server_certificate(federation, renew)
     except (OSError, ValueError, TypeError):
         what = f"{federation.certificate} and {federation.key} cannot be read as a certificate and its key"
         yield Finding("fix", what, renew)
-        return
-    if not pair:
-        yield Finding("fix", f"{federation.key} is not the key of {federation.certificate}", renew)
-    elif not signed:
-        yield Finding("fix", f"{federation.certificate} is not signed by {federation.ca}, which the nodes trust", renew)
-    else:
-        level: Level = "fix" if left < 0 else "warn" if left < keys.SOON_DAYS else "ok"
-        text = f"expired on {end:%Y-%m-%d}" if left < 0 else f"is valid until {end:%Y-%m-%d}"
-        yield Finding(level, f"the server's certificate {text}", renew if level != "ok" else "")
+
+
+def _server_certificate(federation: Federation, renew: str) -> Finding:
+    certificate, host = federation.certificate, federation.file.host
+    if not keys.is_pair(certificate, federation.key):
+        return Finding("fix", f"{federation.key} is not the key of {certificate}", renew)
+    if not keys.is_signed_by(certificate, federation.ca):
+        todo = COPY if _is_foreign(federation) else renew
+        return Finding("fix", f"{certificate} is not signed by {federation.ca}, which the nodes trust", todo)
+    if not keys.is_for(certificate, host):
+        return Finding("fix", f"{certificate} is for another name than host = {host!r} in {FEDERATION}", renew)
+    end, left = keys.expiry(certificate)
+    if left < 0:
+        return Finding("fix", f"the server's certificate expired on {end:%Y-%m-%d}", renew)
+    soon = left < keys.SOON_DAYS
+    return Finding(
+        "warn" if soon else "ok", f"the server's certificate is valid until {end:%Y-%m-%d}", renew if soon else ""
+    )
+
+
+def _is_foreign(federation: Federation) -> bool:
+    """Whether the authority's certificate is that of another authority, as far as one can tell here."""
+    try:
+        return not keys.is_pair(federation.ca, federation.ca_key)
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _database(path: Path) -> Iterator[Finding]:
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as database:
             sound = database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
-    except sqlite3.OperationalError:
-        return  # in use, or not ours to read: the SuperLink will tell
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        wrong = "" if sound else "is damaged"
+        if sound and tables and _FLOWERS not in tables:
+            wrong = "is that of another program"
+    except sqlite3.OperationalError as error:
+        wrong = "" if "locked" in str(error) else f"cannot be opened ({error})"  # locked: it is in use
     except sqlite3.DatabaseError:
-        sound = False
-    if not sound:
+        wrong = "is damaged"
+    if wrong:
         yield Finding(
             "fix",
-            f"the SuperLink's database {path} is damaged",
+            f"the SuperLink's database {path} {wrong}",
             "move it away: nodes are registered anew, and a run that was going on goes on with --resume",
         )

@@ -123,8 +123,8 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The last line that it wrote, or as much of it as one reads."""
-        return next((line for line in reversed(self.tail) if line.strip()), "")[:200]
+        """The last line that it wrote, or as much of it as one reads; an address of a manual says nothing."""
+        return next((line for line in reversed(self.tail) if line.strip() and "https://" not in line), "")[:200]
 
     @property
     def pause_s(self) -> float:

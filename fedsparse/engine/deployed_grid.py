@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from queue import Empty, Queue
 from threading import Thread
@@ -189,8 +189,13 @@ class DeployedGrid(WrappedGrid):
         return asked
 
     def _back(self, gone: list[_Gone], since: dict[int, float], replies: list[Message]) -> dict[str, _Sent]:
-        """Ask those nodes again that went away and came back; give up on those that stay away."""
+        """Ask those nodes again that went away and came back; give up on those that stay away.
+
+        Not while nobody is there: then it is the network or the power that is gone, and the round waits for it.
+        """
         asked: dict[str, _Sent] = {}
+        if not since:
+            gone[:] = [replace(each, at=time.monotonic()) for each in gone]
         for each in list(gone):
             if each.sent.message.metadata.dst_node_id in since:
                 gone.remove(each)

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from fedsparse.errors import ConfigError
 from fedsparse.run import environment
 from fedsparse.run.folder import PARTITION, SUMMARY, RunFolder, check_output, is_ours
 from fedsparse.run.grids import Grids
-from fedsparse.run.lock import exclusive
+from fedsparse.run.lock import exclusive, unconducted
 from fedsparse.run.logs import logs
 from fedsparse.run.signals import terminates, uninterrupted
 from fedsparse.run.summary import Summary, summarise
@@ -107,7 +108,7 @@ def run_scenario(
     validate_deep(scenario)
     check_output(out, overwrite=overwrite, resume=resume)
     command = command or environment.command()
-    with terminates(), logs(verbose), exclusive(out):
+    with terminates(), logs(verbose), exclusive(out), ExitStack() as stack:
         if scenario.engine.name == "flower":
             if resume and not overwrite:
                 raise ConfigError("a run on Flower's own engine cannot be resumed: take --engine ray, or --overwrite.")
@@ -118,6 +119,7 @@ def run_scenario(
             from fedsparse.run.on_deployment import run_on_deployment
 
             return run_on_deployment(scenario, Path(out), on_event, overwrite, resume, command, verbose=verbose)
+        stack.enter_context(unconducted(out))
         checkpoint = None
         if resume and is_ours(Path(out)):
             from fedsparse.run.resume import find

@@ -58,7 +58,8 @@ class RunFolder:
         lines = [line for line in self.rounds() if line["round"] <= server_round]
         with suppress_disk_errors(self.path):
             _remove_partial(self.path)
-            (self.path / SUMMARY).unlink(missing_ok=True)
+            for name in (SUMMARY, REPORT):
+                (self.path / name).unlink(missing_ok=True)
             write_text(self.path / SCENARIO, to_toml(scenario))
             write_text(self.path / ROUNDS, "".join(map(_written, lines)))
 

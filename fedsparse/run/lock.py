@@ -4,7 +4,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from fedsparse.errors import ConfigError
@@ -57,6 +57,20 @@ def exclusive(
         with suppress(OSError):  # they stay where something was written
             for parent in made:
                 parent.rmdir()
+
+
+def unconducted(folder: str | os.PathLike[str], patience: float = 0.0) -> AbstractContextManager[None]:
+    """Hold a run's folder against ServerApps, which may outlive the `fedsparse run` that started them.
+
+    One whose run was stopped notices with its next request.
+    """
+    return exclusive(
+        folder,
+        f"the ServerApp of an earlier run still writes into {folder}: wait for it, stop it with `fedsparse deploy stop "
+        "DIR`, or choose another folder with --out.",
+        name=SERVERAPP_LOCK,
+        patience=patience,
+    )
 
 
 def _take(path: Path) -> int | None:

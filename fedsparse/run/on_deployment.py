@@ -2,7 +2,7 @@
 
 import logging
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedsparse.run.checkpoint import Checkpoint
 from fedsparse.run.conduct import Listener
 from fedsparse.run.folder import DEPLOYMENT, SUMMARY, RunFolder, is_ours
 from fedsparse.run.iterates import IterateAverage
-from fedsparse.run.lock import SERVERAPP_LOCK, exclusive
+from fedsparse.run.lock import unconducted
 from fedsparse.run.on_flower import Follower
 from fedsparse.run.resume import find
 from fedsparse.run.signals import uninterrupted
@@ -27,7 +27,8 @@ from fedsparse.scenario import Scenario, to_toml
 
 log = logging.getLogger(__name__)
 
-FOLLOW_EVERY_S, PATIENCE_S = 0.5, 30.0
+FOLLOW_EVERY_S, PATIENCE_S = 0.5, 15.0
+MOST_LOST = 3
 COMPLETED, FAILED, STOPPED = "completed", "failed", "stopped"  # Flower's words
 
 
@@ -62,13 +63,16 @@ def run_on_deployment(
     """
     federation = Federation.open(Path(str(scenario.engine.federation)))
     control = Control(federation.inner, federation.ca)
+    if resume and is_ours(out) and isinstance(complete := find(out, scenario, replace=overwrite), Summary):
+        return complete
     control.runs()  # fails where the server is away, before anything is written
     task = Task(scenario)
-    before = _prepare(control, scenario, out, overwrite, resume)
-    if isinstance(before, Summary):
-        return before
-    folder, checkpoint = RunFolder(out), before
+    earlier = _prepare(control, scenario, out, overwrite, resume)
+    if isinstance(earlier, Summary):
+        return earlier
+    folder, checkpoint = RunFolder(out), earlier
     follower = Follower(scenario, task, folder, on_event, command, checkpoint.server_round if checkpoint else 0)
+    lost = 0  # ServerApps since the last complete round
     while True:
         run_id = None
         try:
@@ -81,23 +85,28 @@ def run_on_deployment(
                 attendance = Attendance(federation, scenario, first or scenario.data.num_clients)
                 ended, details = _follow(control, run_id, follower, attendance)
         except KeyboardInterrupt:
-            if run_id is not None:
-                with suppress(RunError):
-                    control.stop(run_id)
-            _leave_a_model(scenario, task, folder)
-            follower.conclude("interrupted")
+            with uninterrupted():
+                log.warning("stopping the run on the federation, which may take some seconds")
+                if run_id is not None:
+                    _stop(control, run_id, federation)
+                _leave_a_model(scenario, task, folder)
+                follower.conclude("interrupted")
             raise
         if ended == COMPLETED:
             return follower.result()
         if ended == STOPPED:
             _leave_a_model(scenario, task, folder)
             raise RunError(follower.conclude("interrupted", RunError("the run was stopped on the server.")).error)
-        checkpoint = _goes_on(out, folder, ended, checkpoint)
-        if checkpoint is None:
+        if (lost := lost + 1) > MOST_LOST or not _was_lost(folder, ended):
+            _leave_a_model(scenario, task, folder)
             error = RunError(f"the run on the federation {ended}: {details}{log_tail(federation, run_id)}")
             raise RunError(follower.conclude("failed", error).error) from error
-        log.warning("the ServerApp was lost (%s): it goes on after round %d", details, checkpoint.server_round)
-        follower.back_to(checkpoint.server_round)
+        before, checkpoint = checkpoint, Checkpoint.load(out)
+        (out / SUMMARY).unlink(missing_ok=True)
+        done = checkpoint.server_round if checkpoint else 0
+        lost = 1 if done > (before.server_round if before else 0) else lost
+        log.warning("the ServerApp was lost (%s): it goes on after round %d", details, done)
+        follower.back_to(done)
 
 
 def _prepare(
@@ -105,12 +114,10 @@ def _prepare(
 ) -> Checkpoint | Summary | None:
     """Return where a run goes on, its summary if it is complete, or None where it begins in a new folder."""
     resume = resume and is_ours(out)
-    # Twice: what cannot be resumed stops nobody, and what is stopped may have got further.
-    if resume and isinstance(earlier := find(out, scenario, replace=overwrite), Summary):
-        return earlier
     if is_ours(out) and (resume or overwrite):
         stop_earlier(control, RunFolder(out))
-    with _nobody_writes(out):
+    with unconducted(out, PATIENCE_S):
+        # Once more: what was stopped may have got further.
         if resume and (earlier := find(out, scenario, replace=overwrite)) is not None:
             if isinstance(earlier, Checkpoint):
                 RunFolder(out).reopen(scenario, earlier.server_round)
@@ -119,19 +126,18 @@ def _prepare(
     return None
 
 
-def _goes_on(out: Path, folder: RunFolder, ended: str, before: Checkpoint | None) -> Checkpoint | None:
-    """Return where a run can go on whose ServerApp was killed, or given up by Flower on a machine under heavy load.
-
-    Not one that failed by itself, or that somebody stopped, nor one that has got no further since the last time.
-    """
+def _was_lost(folder: RunFolder, ended: str) -> bool:
+    """Whether a ServerApp was killed, or given up by Flower on a machine under heavy load; not if it failed itself."""
     said = folder.read_json(SUMMARY)
-    if ended != FAILED or (said is not None and said["status"] == "failed"):
-        return None
-    checkpoint = Checkpoint.load(out)
-    if checkpoint is None or (before is not None and checkpoint.server_round <= before.server_round):
-        return None
-    (out / SUMMARY).unlink(missing_ok=True)
-    return checkpoint
+    return ended == FAILED and (said is None or said["status"] != "failed")
+
+
+def _stop(control: Control, run_id: int, federation: Federation) -> None:
+    try:
+        control.stop(run_id)
+    except RunError:
+        stop = f"fedsparse deploy stop {shell(federation.path)}"
+        log.warning("the server does not answer: the run may go on when it is back; then `%s` stops it", stop)
 
 
 def stop_earlier(control: Control, folder: RunFolder) -> None:
@@ -142,15 +148,11 @@ def stop_earlier(control: Control, folder: RunFolder) -> None:
         control.stop(int(said["run_id"]))
 
 
-def _nobody_writes(out: Path) -> AbstractContextManager[None]:
-    """Hold the folder against ServerApps; one whose run was stopped notices with its next request."""
-    busy = f"the ServerApp of an earlier run still writes into {out}: wait for it, or choose another folder with --out."
-    return exclusive(out, busy, name=SERVERAPP_LOCK, patience=PATIENCE_S)
-
-
 def _leave_a_model(scenario: Scenario, task: Task, folder: RunFolder) -> None:
     """Write the model after the last complete round, which a stopped ServerApp has left in its checkpoint alone."""
-    with suppress(FedsparseError), _nobody_writes(folder.path):
+    with suppress(FedsparseError), unconducted(folder.path, PATIENCE_S):
+        pass  # it ends: then there is no later checkpoint; or it does not, as with a server that is away
+    with suppress(FedsparseError):
         checkpoint = Checkpoint.load(folder.path)
         average = IterateAverage(scenario.evaluation.iterate_average, scenario.train.local_steps or 1)
         if checkpoint is not None:
@@ -184,7 +186,7 @@ def _follow(control: Control, run_id: int, follower: Follower, attendance: Atten
             attendance.look(control, follower.told > done)
         except RunError as error:
             if not away:
-                log.warning("%s; the run goes on when it is back", error)
+                log.warning("%s; the run goes on when it is back", str(error).rstrip("."))
             away = True
             time.sleep(2 * FOLLOW_EVERY_S)
             continue

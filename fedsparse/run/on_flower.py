@@ -7,6 +7,7 @@ from fedsparse.errors import RunError
 from fedsparse.run import environment
 from fedsparse.run.conduct import Listener, RoundDone, Started
 from fedsparse.run.folder import SUMMARY, RunFolder
+from fedsparse.run.lock import unconducted
 from fedsparse.run.summary import Summary, summarise
 from fedsparse.run.task import Task
 from fedsparse.scenario import Scenario, to_toml
@@ -76,7 +77,8 @@ def run_on_flower(
     from fedsparse.engine import run_with_flower
 
     task = Task(scenario)  # the user's own data and model fail here, with a clear message
-    folder = RunFolder.create(out, scenario, overwrite=overwrite)
+    with unconducted(out):
+        folder = RunFolder.create(out, scenario, overwrite=overwrite)
     follower = Follower(scenario, task, folder, on_event, command)
 
     def on_line(text: str) -> None:

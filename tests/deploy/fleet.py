@@ -121,10 +121,14 @@ class Fleet:
         for pid in marked(node_mark(Node.open(self.federation.node_folder(number)))):
             os.kill(pid, signal.SIGKILL)
 
+    def serverapps(self) -> set[int]:
+        """The processes that conduct runs."""
+        return {pid for pid in marked(mark_of(self.federation)) if "flwr-serverapp" in _command(pid)}
+
     def kill_server(self, program: str) -> int:
         """Kill -9 one of the server's processes, and return its id."""
         for pid in marked(mark_of(self.federation)):
-            if program in Path(f"/proc/{pid}/cmdline").read_text():
+            if program in _command(pid):
                 os.kill(pid, signal.SIGKILL)
                 return pid
         raise AssertionError(f"no {program} runs")
@@ -139,6 +143,13 @@ class Fleet:
             except subprocess.TimeoutExpired:
                 process.kill()
         stop_all(str(self.folder), None)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
 
 
 def check_conservation(fleet: Fleet, lines: list[Line], nodes: int) -> int:
