@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from .transport import Packed
 
-SLOW_S = 0.05  # seconds for one message, from which on a worker gets its next batch only when it is done
+SLOW_S = 0.5  # seconds for one message, from which on a worker gets its next batch only when it is done
 
 
 @dataclass(slots=True, eq=False)
