@@ -71,7 +71,7 @@ def run_on_deployment(
     if isinstance(earlier, Summary):
         return earlier
     folder, checkpoint = RunFolder(out), earlier
-    follower = Follower(scenario, task, folder, on_event, command, checkpoint.server_round if checkpoint else 0)
+    follower = Follower(scenario, task, folder, on_event, command, _round(checkpoint))
     lost = 0  # ServerApps since the last complete round
     while True:
         run_id = None
@@ -97,16 +97,15 @@ def run_on_deployment(
         if ended == STOPPED:
             _leave_a_model(scenario, task, folder)
             raise RunError(follower.conclude("interrupted", RunError("the run was stopped on the server.")).error)
-        if (lost := lost + 1) > MOST_LOST or not _was_lost(folder, ended):
+        before, checkpoint = _round(checkpoint), Checkpoint.load(out)
+        lost = 1 if _round(checkpoint) > before else lost + 1
+        if lost > MOST_LOST or not _was_lost(folder, ended):
             _leave_a_model(scenario, task, folder)
             error = RunError(f"the run on the federation {ended}: {details}{log_tail(federation, run_id)}")
             raise RunError(follower.conclude("failed", error).error) from error
-        before, checkpoint = checkpoint, Checkpoint.load(out)
         (out / SUMMARY).unlink(missing_ok=True)
-        done = checkpoint.server_round if checkpoint else 0
-        lost = 1 if done > (before.server_round if before else 0) else lost
-        log.warning("the ServerApp was lost (%s): it goes on after round %d", details, done)
-        follower.back_to(done)
+        log.warning("the ServerApp was lost (%s): it goes on after round %d", details, _round(checkpoint))
+        follower.back_to(_round(checkpoint))
 
 
 def _prepare(
@@ -124,6 +123,10 @@ def _prepare(
             return earlier
         RunFolder.create(out, scenario, overwrite=overwrite or resume)
     return None
+
+
+def _round(checkpoint: Checkpoint | None) -> int:
+    return checkpoint.server_round if checkpoint is not None else 0
 
 
 def _was_lost(folder: RunFolder, ended: str) -> bool:
