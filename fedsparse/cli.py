@@ -89,7 +89,8 @@ def run(
     except (KeyboardInterrupt, RunError) as error:
         more = " With --resume it goes on from there." if (folder / CHECKPOINT).is_dir() else ""
         if isinstance(error, RunError):
-            raise RunError(f"{error}{_left(folder, more)}") from error
+            left = _left(folder, more)
+            raise RunError(f"{error}\n{left[:1].upper()}{left[1:]}".rstrip()) from error
         _stopped(folder, more)
         raise
     show_table(read(folder))
@@ -239,13 +240,14 @@ def _describe(scenario: "object") -> str:
 
 
 def _left(folder: Path, more: str = "") -> str:
-    return f"\nWhat was done so far is in {folder}.{more}" if (folder / "summary.json").is_file() else ""
+    return f"what was done so far is in {folder}.{more}" if (folder / "summary.json").is_file() else ""
 
 
 def _stopped(folder: Path, more: str = "") -> None:
     from fedsparse.terminal import err
 
-    err.print(f"stopped.{_left(folder, more)}", markup=False)
+    left = _left(folder, more)
+    err.print(f"stopped; {left}" if left else "stopped.", markup=False)
 
 
 def main() -> int:

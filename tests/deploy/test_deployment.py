@@ -246,7 +246,7 @@ def test_a_run_is_stopped_replaced_and_gone_on_with(make_fleet, tmp_path):
     first = start("--overwrite")
     fleet.wait(lambda: rounds() >= 2, 120, "two rounds")
     first.terminate()
-    assert "What was done so far is in" in first.communicate(timeout=60)[1]
+    assert "stopped; what was done so far is in" in first.communicate(timeout=60)[1]
     assert (first.returncode, status(), control.going()) == (130, "interrupted", [])
     done = rounds()
     assert time_stands_still(out)
