@@ -246,6 +246,8 @@ def test_a_run_is_stopped_replaced_and_gone_on_with(make_fleet, tmp_path):
     first = start("--overwrite")
     fleet.wait(lambda: rounds() >= 2, 120, "two rounds")
     first.terminate()
+    time.sleep(0.3)
+    first.terminate()  # whoever is impatient loses nothing
     assert "stopped; what was done so far is in" in first.communicate(timeout=60)[1]
     assert (first.returncode, status(), control.going()) == (130, "interrupted", [])
     done = rounds()
