@@ -43,7 +43,7 @@ def make_server(certificate: Path, key: Path, ca_certificate: Path, ca_key: Path
     ValueError, TypeError
         The authority's files are damaged, or do not belong together.
     """
-    ca = x509.load_pem_x509_certificate(ca_certificate.read_bytes())
+    ca = _load(ca_certificate)
     ca_private = form.load_pem_private_key(ca_key.read_bytes(), None)
     if not isinstance(ca_private, ec.EllipticCurvePrivateKey) or ca_private.public_key() != ca.public_key():
         raise ValueError("not the authority's key")
@@ -110,7 +110,7 @@ def is_pair(certificate: Path, key: Path) -> bool:
         One of them cannot be read, or is damaged.
     """
     private = form.load_pem_private_key(key.read_bytes(), None)
-    return private.public_key() == x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    return private.public_key() == _load(certificate).public_key()
 
 
 def is_for(certificate: Path, host: str) -> bool:
@@ -121,7 +121,7 @@ def is_for(certificate: Path, host: str) -> bool:
     OSError, ValueError
         It cannot be read, or is damaged.
     """
-    signed = x509.load_pem_x509_certificate(certificate.read_bytes())
+    signed = _load(certificate)
     try:
         names = signed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -137,8 +137,8 @@ def is_signed_by(certificate: Path, authority: Path) -> bool:
     OSError, ValueError
         One of them cannot be read, or is damaged.
     """
-    ca = x509.load_pem_x509_certificate(authority.read_bytes())
-    signed = x509.load_pem_x509_certificate(certificate.read_bytes())
+    ca = _load(authority)
+    signed = _load(certificate)
     try:
         signed.verify_directly_issued_by(ca)
         return True
@@ -148,7 +148,7 @@ def is_signed_by(certificate: Path, authority: Path) -> bool:
 
 def expiry(certificate: Path) -> tuple[datetime, int]:
     """Return when a certificate expires, and the days until then; below 0 they are over."""
-    end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    end = _load(certificate).not_valid_after_utc
     return end, (end - datetime.now(UTC)).days
 
 
@@ -158,6 +158,10 @@ def general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
+
+
+def _load(certificate: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(certificate.read_bytes())
 
 
 def write_secret(path: Path, content: bytes) -> None:

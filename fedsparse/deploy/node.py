@@ -64,7 +64,7 @@ class NodeRunner:
                 *("--host", "127.0.0.1", "--port", str(free_port())),
             ]
             self.child = Child(
-                "node",
+                "flower-supernode",
                 command,
                 environment(node),
                 node.path / "logs" / "node.log",
@@ -105,8 +105,7 @@ class NodeRunner:
         if f"Exit Code: {STILL_CONNECTED}" in text:
             self._is_taken(child)
         else:
-            text = f"flower-supernode ended with code {code} ({child.last_words}); again in {child.pause_s:.0f} s"
-            self._say(text, f"ended {code}")
+            self._say(child.farewell(code), f"ended {code}")
         self._checked = 0.0
 
     def _is_taken(self, child: Child) -> None:

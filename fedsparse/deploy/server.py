@@ -1,7 +1,6 @@
 """The server of a federation: Flower's SuperLink for this machine alone, its executor, and the gateway for nodes."""
 
 import errno
-import logging
 import socket
 import sys
 import time
@@ -23,8 +22,6 @@ from fedsparse.run.lock import exclusive
 
 CONNECTION = "federation"
 HEALTHY_S = 60.0
-
-log = logging.getLogger(__name__)
 
 
 class Server:
@@ -99,8 +96,7 @@ class Server:
             self._say(f"logs are in {self._federation.server / 'logs'}; stop with Ctrl-C")
 
     def _ended(self, child: Child, code: int) -> None:
-        text = f"{child.name} ended with code {code} ({child.last_words}); again in {child.pause_s:.0f} s"
-        self._say(text, f"{child.name} {code}")
+        self._say(child.farewell(code), f"{child.name} {code}")
 
 
 def server_environment(federation: Federation) -> dict[str, str]:

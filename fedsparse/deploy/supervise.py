@@ -131,6 +131,10 @@ class Child:
         """Seconds until it is started again."""
         return max(0.0, self._next - time.monotonic())
 
+    def farewell(self, code: int) -> str:
+        """Say how it ended, and when it is started again."""
+        return f"{self.name} ended with code {code} ({self.last_words}); again in {self.pause_s:.0f} s"
+
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         with process.stdout:

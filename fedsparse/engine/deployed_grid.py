@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from queue import Empty, Queue
 from threading import Thread
@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from google.protobuf.message import DecodeError
 
+from fedsparse.errors import cause
 from fedsparse.wrapped_grid import WrappedGrid
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class _Puller:
             elif not isinstance(came, _UNREADABLE):
                 raise came
             elif len(asked) == 1:
-                found.unreadable[asked[0]] = f"{type(came).__name__}: {came}"
+                found.unreadable[asked[0]] = cause(came)
             else:
                 found.lost.extend(asked)
                 self._alone = True
@@ -194,9 +195,9 @@ class DeployedGrid(WrappedGrid):
         Not while nobody is there: then it is the network or the power that is gone, and the round waits for it.
         """
         asked: dict[str, _Sent] = {}
-        if not since:
-            gone[:] = [replace(each, at=time.monotonic()) for each in gone]
         for each in list(gone):
+            if not since:
+                each.at = time.monotonic()
             if each.sent.message.metadata.dst_node_id in since:
                 gone.remove(each)
                 asked |= self._again(each.sent, "it went away, and is back")
