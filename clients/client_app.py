@@ -21,6 +21,7 @@ from clients.training import evaluate, torch_threads, train
 from fedsparse.data import Dataset, load_dataset, partition
 from fedsparse.data.local import load_local
 from fedsparse.errors import ConfigError
+from fedsparse.heap import keep_freed_memory
 from fedsparse.models import build_model
 from fedsparse.protocol import JOB_KEY, MAX_STEPS, WORK_KEY, only, records, to_array, views
 
@@ -61,6 +62,7 @@ def _threads(job: Job, context: Context) -> int:
 @lru_cache(maxsize=4)
 def _model(name: str, shape: tuple[int, ...], classes: int, seed: int, device: str) -> FlatModel:
     """Build once per worker: every client loads the global numbers into the same tensors."""
+    keep_freed_memory()
     return FlatModel(build_model(name, shape, classes, seed).to(device))
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedsparse.heap import keep_freed_memory
 from fedsparse.records import from_bytes, to_bytes
 
 from ._flwr import APP_RAISED, RUN_ID, ensure_identity, rebuild_message
@@ -83,6 +84,7 @@ class Runner:
     def __init__(
         self, app: ClientApp, num_clients: int, run_config: Mapping[str, Any], node_config: Mapping[str, Any]
     ) -> None:
+        keep_freed_memory()
         ensure_identity(RUN_ID)
         self.app, self.num_clients = app, num_clients
         self.run_config, self.node_config = run_config, node_config

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsparse.errors import ConfigError
+from fedsparse.heap import keep_freed_memory
 from fedsparse.run.environment import cpus
 from fedsparse.scenario import Scenario
 from fedsparse.scenario.fleet import check_device_memory
@@ -52,6 +53,7 @@ class Task:
             model = build_model(scenario.model.name, shape, classes, seed)
             self.model = model.to(self.device)
             self._try()
+        keep_freed_memory()
         self._scenario = scenario
         check_device_memory(scenario, sum(p.numel() for p in self.model.parameters()))
         self.arrays: dict[str, NDArray[Any]] = model_arrays(self.model)
