@@ -10,6 +10,16 @@ from torch import Tensor, nn
 from fedsparse.models.arrays import HALF
 from fedsparse.models.zoo import Against
 
+LINE = 64  # bytes
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Return a tensor that begins at a multiple of `LINE` bytes, where memory of its own does too.
+
+    Some kernels of BLAS begin at such a place, and add up in another order where their operands begin elsewhere.
+    """
+    return tensor if tensor.data_ptr() % LINE == 0 else tensor.clone()
+
 
 @dataclass(frozen=True)
 class DenseShape:
@@ -45,6 +55,11 @@ class DenseShape:
         layers = tuple((m.out_features, m.in_features, _has_bias(m)) for m in linears)
         return cls(layers, against_zero)
 
+    def is_aligned(self, n: int, itemsize: int) -> bool:
+        """Whether all that many models compute from n examples each begins where it does for one model alone."""
+        widths = [self.layers[0][1], *(out for out, _, _ in self.layers)]
+        return all(n * width * itemsize % LINE == 0 for width in widths)
+
     def split(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the weights (b, out, in) and biases (b, 1, out) of b models that are the rows of `vectors` (b, d)."""
         at = 0
@@ -60,7 +75,7 @@ class DenseLayer:
     """``z = x W^T + b`` of b models, and where the gradients of their parameters go.
 
     Where a matrix is a vector, BLAS adds up in another order for one model than for many: such products are taken one
-    by one.
+    by one, each of operands that begin as if there were no others.
     """
 
     weight: Tensor
@@ -84,7 +99,7 @@ class DenseLayer:
         turned = dz.transpose(1, 2)
         if self._thin:
             for left, right, out in zip(turned, x, self.weight_grad, strict=True):
-                torch.mm(left, right, out=out)
+                torch.mm(aligned(left), aligned(right), out=out)
         else:
             torch.bmm(turned, x, out=self.weight_grad)
         if self.bias_grad is not None:
@@ -96,7 +111,7 @@ class DenseLayer:
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
-    return torch.stack([torch.mm(a, b) for a, b in zip(left, right, strict=True)])
+    return torch.stack([torch.mm(aligned(a), aligned(b)) for a, b in zip(left, right, strict=True)])
 
 
 class DenseModels:

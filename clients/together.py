@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clients.dense import DenseModels
+from clients.dense import LINE, DenseModels, aligned
 from clients.flat import FlatModel, Group
 from clients.job import TrainSettings
 from clients.schedules import make_schedule
@@ -24,7 +24,6 @@ from fedsparse.models.arrays import to_numpy
 from fedsparse.seeding import generator
 
 MOST_NUMBERS = 2**22  # of all models together; larger ones keep a CPU busy enough alone
-ALIGNED = 16  # numbers: every model begins at a multiple of 64 bytes, as it does alone
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,11 @@ def _plan(trainees: Sequence[Trainee], seed: int, server_round: int) -> Iterator
 
 def _backward(flat: FlatModel, models: DenseModels, inputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the gradients of all models at once, where that was seen to give the bits of one after the other."""
-    kind = tuple(targets.shape)
-    if len(targets) == 1 or flat.same_bits.get(kind, False):
+    inputs, kind = aligned(inputs), tuple(targets.shape)
+    assert flat.dense_shape is not None
+    if len(targets) == 1 or not flat.dense_shape.is_aligned(targets.shape[1], inputs.itemsize):
+        return _one_by_one(models, inputs, targets)
+    if flat.same_bits.get(kind, False):
         return models.backward(inputs, targets)
     if kind in flat.same_bits:
         return _one_by_one(models, inputs, targets)
@@ -156,9 +158,10 @@ def _backward(flat: FlatModel, models: DenseModels, inputs: Tensor, targets: Ten
 
 def _one_by_one(models: DenseModels, inputs: Tensor, targets: Tensor) -> Tensor:
     each = zip(inputs.split(1), targets.split(1), strict=True)  # type: ignore[no-untyped-call]
-    return torch.cat([models.rows(i, i + 1).backward(*batch) for i, batch in enumerate(each)])
+    return torch.cat([models.rows(i, i + 1).backward(aligned(x), y) for i, (x, y) in enumerate(each)])
 
 
 def _rows(like: Tensor, count: int) -> Tensor:
-    size = -(-like.numel() // ALIGNED) * ALIGNED
+    line = LINE // like.itemsize  # every model begins at the start of one, as it does alone
+    size = -(-like.numel() // line) * line
     return torch.zeros(count, size, dtype=like.dtype, device=like.device)[:, : like.numel()]

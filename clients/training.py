@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clients.dense import aligned
 from clients.flat import FlatModel, Group, has_convolutions, input_dtype, to_input
 from clients.job import TrainSettings
 from clients.schedules import make_schedule
@@ -125,7 +126,7 @@ def train(
 def backward(flat: FlatModel, inputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy of each example, or their mean for each; overwrite the gradients by the mean's."""
     if flat.dense is not None:
-        return flat.dense.backward(inputs.flatten(1).unsqueeze(0), targets.unsqueeze(0)).squeeze(0)
+        return flat.dense.backward(aligned(inputs.flatten(1)).unsqueeze(0), targets.unsqueeze(0)).squeeze(0)
     for group in flat.groups:
         group.grads.zero_()
     with _single_example_norms(flat, len(targets)):

@@ -9,6 +9,7 @@ from flwr.app import Message
 
 from .transport import Packed
 
+ORDER_S = 0.01  # seconds of a client from which on it matters when in a round it runs
 SLOW_S = 0.5  # seconds for one message, from which on a worker gets its next batch only when it is done
 
 
@@ -44,7 +45,10 @@ class Task:
 
 
 class TaskQueue:
-    """Tasks in order of arrival, never two of one client at the same time.
+    """Tasks, never two of one client at the same time: those of the slowest clients first, else in order of arrival.
+
+    A client with many examples that came last would keep all other workers waiting. How slow a client is shows the
+    first time that it runs; until then it counts as the mean of its messages' type.
 
     A batch is as long as fills `target_s` seconds by what messages of its type took lately, but at most `max_batch`,
     and short enough at the end that all workers finish together, though no shorter than `min_share`. A task that a
@@ -57,12 +61,17 @@ class TaskQueue:
         self._behind: dict[int, deque[Task]] = {}
         self._busy: set[int] = set()
         self._seconds: dict[str, float] = {}
+        self._slow: dict[str, dict[int, float]] = {}  # by message type: seconds of clients for which the order matters
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, tasks: Iterable[Task]) -> None:
-        """Append new tasks."""
+        """Append new tasks; those of one client stay in their order."""
+        tasks = list(tasks)
+        if tasks and (slow := self._slow.get(kind := _kind(tasks[0]))):
+            mean = self._seconds[kind]
+            tasks.sort(key=lambda task: slow.get(task.client, mean), reverse=True)
         self._waiting.extend(tasks)
 
     def add_first(self, tasks: list[Task]) -> None:
@@ -81,8 +90,10 @@ class TaskQueue:
                 del self._behind[task.client]
 
     def observe(self, batch: list[Task], seconds: float) -> None:
-        """Learn how long messages of a type take."""
-        kind, each = batch[0].message.metadata.message_type, seconds / len(batch)
+        """Learn how long messages of a type take, and those of slow clients."""
+        kind, each = _kind(batch[0]), seconds / len(batch)
+        if each >= ORDER_S:
+            self._slow.setdefault(kind, {}).update((task.client, each) for task in batch)
         self._seconds[kind] = 0.7 * self._seconds[kind] + 0.3 * each if kind in self._seconds else each
 
     def next_batch(self, workers: int) -> list[Task]:

@@ -18,7 +18,14 @@ from fedsparse.models import build_model, model_arrays
 RNG = np.random.default_rng(0)
 SHAPE = (1, 5, 6)
 X = RNG.integers(0, 256, (400, *SHAPE), dtype=np.uint8)
-MODELS = {"softmax": 10, "softmax ": 3, "logistic": 2, "logistic(bias=false)": 2, "mlp(hidden=7)": 10}
+MODELS = {
+    "softmax": 10,
+    "softmax ": 3,
+    "logistic": 2,
+    "logistic(bias=false)": 2,
+    "mlp(hidden=7)": 10,
+    "mlp(hidden=8)": 10,
+}
 MODELS |= {"mlp(hidden=1)": 3, "mlp(hidden=20, layers=3)": 4}
 
 
@@ -85,7 +92,7 @@ def equal_parts(count: int, settings: TrainSettings) -> list[Trainee]:
 
 def test_where_the_bits_would_differ_each_takes_its_own_steps(monkeypatch):
     """A BLAS that adds up in another order for many matrices is found out by itself."""
-    flat, y = random_model("mlp(hidden=7)", 0), RNG.integers(0, 10, len(X))
+    flat, y = random_model("mlp(hidden=8)", 0), RNG.integers(0, 10, len(X))
     trainees = equal_parts(5, TrainSettings(local_epochs=2, batch_size=16, lr=0.1))
     bmm = torch.bmm
 
